@@ -1,0 +1,49 @@
+# Every target sets itself up: it needs make and python3 (3.10 or newer) and nothing else.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+DEMO := sample_traces/legacy-null-stream-barrier/bad.sqlite
+
+.PHONY: help demo test clean
+.NOTPARALLEL:
+
+help:
+	@echo "make demo   lint a sample trace that has a fault, write demo/legacy.json"
+	@echo "make test   check format, lint, types and layers, then run the tests"
+	@echo "make clean  remove .venv and everything else that these targets write"
+
+demo: .venv/installed
+	@$(BIN)/streamlint lint $(DEMO) --exit-zero
+	@mkdir -p demo
+	@$(BIN)/streamlint lint $(DEMO) --exit-zero --format json --output demo/legacy.json
+	@echo "The same result as JSON is in demo/legacy.json"
+
+test: .venv/installed-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/pytest -q -n auto --dist loadgroup
+
+clean:
+	rm -rf .venv build dist demo streamlint.egg-info
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/installed: pyproject.toml | $(BIN)/pip
+	@echo "Installing streamlint into .venv ..."
+	@$(PIP) install --editable .
+	@touch $@
+
+.venv/installed-test: pyproject.toml | $(BIN)/pip
+	@echo "Installing streamlint and its test tools into .venv ..."
+	@$(PIP) install --editable '.[test]'
+	@touch .venv/installed $@
+
+# pip is the last thing that venv puts there, so a run cut short is made good.
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "error: streamlint needs Python 3.10 or newer; name one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "error: $(PYTHON) cannot make virtual environments; on Debian or Ubuntu: apt install python3-venv"; exit 1; }
+	@$(PYTHON) -m venv .venv

@@ -1,0 +1,1 @@
+"""Programs that prove the rules on a real GPU under Nsight Systems."""

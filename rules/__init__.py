@@ -1,0 +1,1 @@
+"""The rules of streamlint: one module per rule, grouped by family."""
