@@ -1,0 +1,27 @@
+"""Errors that end a command with one line of cause and one line of advice."""
+
+from __future__ import annotations
+
+
+class StreamlintError(Exception):
+    """What is wrong with which input, and what to do about it.
+
+    ``message`` and ``hint`` are single lines in lower case; ``exit_code`` is the
+    process exit code that the command line uses.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        """Keep the cause and the advice apart, for `error:` and `hint:`."""
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class TraceError(StreamlintError):
+    """A trace file can't be read as an nsys export."""
+
+
+class UsageError(StreamlintError):
+    """The command line names something that doesn't exist."""

@@ -1,0 +1,873 @@
+"""A trace as typed polars frames, one a logical table, loaded when first asked for.
+
+Names: times in ns as the export has them, sizes in bytes. ``pid`` and ``tid`` are
+decoded from nsys' serialized ids; correlation ids are unique per process only, so
+every join is on (pid, correlation_id). A call that an export repeats to carry its
+call stack is one row. Frames are sorted by start.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import polars as pl
+
+from streamlint.findings import NotAssessed
+from streamlint.trace.calls import GPU_WORK, HOST_WAITS, describe_names
+from streamlint.trace.capture import Capture, read_capture
+from streamlint.trace.reader import ExportFile, Unavailable
+from streamlint.trace.stacks import (
+    PYTHON_BACKTRACE_DOMAIN,
+    Frame,
+    decode_blob,
+    decode_json,
+)
+from streamlint.trace.tables import (
+    BACKTRACE_EVENT_CLASS,
+    COPY_KINDS,
+    MEM_KINDS,
+    MIGRATION_COPY_KINDS,
+    NO_ID,
+    NVTX_DOMAIN,
+    NVTX_MARK,
+    NVTX_RANGES,
+    STREAM_KINDS,
+    TABLES,
+)
+
+_T = TypeVar("_T")
+
+_OP_COLUMNS = (
+    "pid",
+    "device_id",
+    "context_id",
+    "green_context_id",
+    "stream_id",
+    "correlation_id",
+    "start_ns",
+    "end_ns",
+    "graph_node_id",
+)
+
+
+class Trace:
+    """One nsys export. Frames are properties; see each for its columns."""
+
+    def __init__(self, file: ExportFile) -> None:
+        """Wrap an opened export; nothing is loaded yet."""
+        self._file = file
+        self._loaded: dict[str, pl.DataFrame | Unavailable] = {}
+        self._derived: dict[Callable[[Trace], Any], Any] = {}
+
+    def derived(self, analysis: Callable[[Trace], _T]) -> _T:
+        """What ``analysis`` makes of this trace, computed once a trace."""
+        if analysis not in self._derived:
+            self._derived[analysis] = analysis(self)
+        return cast(_T, self._derived[analysis])
+
+    def close(self) -> None:
+        """Release the file; frames already loaded stay usable."""
+        self._file.close()
+
+    @property
+    def path(self) -> Path:
+        """The export as it was named."""
+        return self._file.path
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """All tables of the export."""
+        return self._file.table_names
+
+    @property
+    def invalid_rows(self) -> dict[str, int]:
+        """Rows without usable times that were dropped, by table loaded so far."""
+        return {k: n for k, n in self._file.invalid_rows.items() if n}
+
+    @cached_property
+    def capture(self) -> Capture:
+        """What was recorded and by which nsys."""
+        rows = self._frame("export_meta")
+        meta = dict(zip(rows["name"], rows["value"], strict=True))
+        return read_capture(
+            {k: v for k, v in meta.items() if k and v}, self._file.options()
+        )
+
+    # Evidence -----------------------------------------------------------------
+
+    def missing(self, name: str) -> NotAssessed | None:
+        """Why the table of this name can't be judged; None where it can.
+
+        A table without rows is no evidence of a fault in the recording unless
+        something else in the trace proves that it should have rows: exports omit
+        empty tables.
+        """
+        loaded = self._load(name)
+        table = TABLES[name]
+        if isinstance(loaded, Unavailable):
+            reason = loaded.reason
+            recapture = table.recorded_by
+            if self._file.has_table(table):
+                return NotAssessed(reason, f"export again with nsys, {recapture}")
+        elif loaded.height:
+            return None
+        else:
+            reason, recapture = f"{table.sources[0]} has no rows", table.recorded_by
+        proofs = {
+            "kernels": ("kernel launch",),
+            "memcpys": ("async memcpy", "sync memcpy"),
+            "memsets": ("async memset", "sync memset"),
+            "synchronizations": ("stream sync", "event sync"),
+            "event_records": ("event record",),
+        }
+        if name in proofs:
+            made = self.launches if name in _GPU_TABLES else self.runtime_calls
+            made = made.filter(
+                pl.col("kind").is_in(proofs[name]) & (pl.col("return_value") == 0)
+            )
+            if not made.height:
+                return None
+            return NotAssessed(
+                f"{reason}, yet {made.height} {proofs[name][-1]} calls succeeded",
+                f"let the program run to its end and record with {recapture}",
+            )
+        if name == "runtime_calls" and not self.gpu_ops.height:
+            return None
+        return NotAssessed(reason, f"record with {recapture}")
+
+    def _load(self, name: str) -> pl.DataFrame | Unavailable:
+        if name not in self._loaded:
+            self._loaded[name] = self._file.load(name)
+        return self._loaded[name]
+
+    def _frame(self, name: str) -> pl.DataFrame:
+        """The table, empty where it can't be had."""
+        loaded = self._load(name)
+        if isinstance(loaded, Unavailable):
+            return self._file.empty(name)
+        return loaded
+
+    # Host ---------------------------------------------------------------------
+
+    @cached_property
+    def runtime_calls(self) -> pl.DataFrame:
+        """CUDA API calls, runtime and driver, one row a call.
+
+        pid, tid, start_ns, end_ns, correlation_id, name (plain), kind (see
+        `streamlint.trace.calls`), per_thread, return_value, callchain_id,
+        backtrace_ns (start of the row that carried the call stack), nested (made
+        by another recorded call of the same thread).
+        """
+        rows = self._frame("runtime_calls")
+        names = describe_names(rows["name"])
+        rows = (
+            rows.rename({"name": "raw_name"})
+            .join(names, on="raw_name", how="left", validate="m:1")
+            .with_columns(pl.col("kind").fill_null("other"), *_split("global_tid"))
+        )
+        if rows["pid"].null_count():
+            rows = rows.with_columns(pl.col("pid", "tid").fill_null(0))
+        is_copy = pl.col("event_class").eq_missing(BACKTRACE_EVENT_CLASS)
+        copies, calls = rows.filter(is_copy), rows.filter(~is_copy)
+        key = ["pid", "tid", "correlation_id"]
+        if copies.height:
+            stacks = copies.select(
+                *key,
+                pl.col("callchain_id").alias("copied_callchain_id"),
+                pl.col("start_ns").alias("backtrace_ns"),
+            ).unique(key, keep="first", maintain_order=True)
+            calls = calls.join(
+                stacks, on=key, how="left", validate="m:1", maintain_order="left"
+            ).with_columns(
+                pl.coalesce("callchain_id", "copied_callchain_id").alias("callchain_id")
+            )
+            # A call that was skipped still leaves its stack: keep it as the call.
+            alone = copies.join(calls, on=key, how="anti").with_columns(
+                pl.col("start_ns").alias("backtrace_ns")
+            )
+            calls = pl.concat([calls, alone], how="diagonal")
+            calls = calls.sort("start_ns", "end_ns", maintain_order=True)
+        else:
+            calls = calls.with_columns(
+                pl.lit(None, dtype=pl.Int64).alias("backtrace_ns")
+            )
+        reached = pl.col("end_ns").cum_max().shift(1).over("pid", "tid")
+        return calls.with_columns(
+            (pl.col("end_ns") <= reached).fill_null(value=False).alias("nested")
+        ).select(
+            *("pid", "tid", "start_ns", "end_ns", "correlation_id", "name", "kind"),
+            *("per_thread", "return_value", "callchain_id", "backtrace_ns", "nested"),
+        )
+
+    @cached_property
+    def launches(self) -> pl.DataFrame:
+        """Calls that put work on the GPU: one row a (pid, correlation_id).
+
+        Columns of `runtime_calls`. The outermost call counts where one makes
+        another; calls recorded into a graph by stream capture are no launches.
+        """
+        calls = self.runtime_calls.filter(
+            pl.col("kind").is_in(GPU_WORK) & pl.col("correlation_id").is_not_null()
+        ).unique(["pid", "correlation_id"], keep="first", maintain_order=True)
+        if not self.captures.height:
+            return calls
+        ops = pl.concat(
+            [
+                self._frame(name).select(*_pid_of("global_pid"), "correlation_id")
+                for name in _GPU_TABLES
+            ]
+        ).unique()
+        captured = (
+            calls.sort("start_ns")
+            .join_asof(
+                self.captures.sort("start_ns").select(
+                    "pid", "tid", "start_ns", pl.col("end_ns").alias("capture_end_ns")
+                ),
+                on="start_ns",
+                by=["pid", "tid"],
+                check_sortedness=False,
+            )
+            .filter(pl.col("start_ns") < pl.col("capture_end_ns"))
+            .join(ops, on=["pid", "correlation_id"], how="anti")
+            .select("pid", "correlation_id")
+        )
+        return calls.join(
+            captured, on=["pid", "correlation_id"], how="anti", maintain_order="left"
+        )
+
+    @cached_property
+    def captures(self) -> pl.DataFrame:
+        """Stream captures: pid, tid, start_ns, end_ns, from begin to end call."""
+        calls = self.runtime_calls.filter(
+            pl.col("kind").is_in(("begin capture", "end capture"))
+        )
+        return (
+            calls.with_columns(
+                pl.col("end_ns", "kind")
+                .shift(-1)
+                .over("pid", "tid")
+                .name.prefix("next_")
+            )
+            .filter(
+                (pl.col("kind") == "begin capture")
+                & (pl.col("next_kind") == "end capture")
+            )
+            .select("pid", "tid", "start_ns", pl.col("next_end_ns").alias("end_ns"))
+        )
+
+    @cached_property
+    def synchronizations(self) -> pl.DataFrame:
+        """Calls that only wait for the GPU: one row a call.
+
+        pid, tid, start_ns, end_ns, correlation_id, name, kind ("device sync",
+        "stream sync", "event sync"), context_id, stream_id, event_id,
+        event_sync_id (null where not of that kind or not recorded), callchain_id,
+        backtrace_ns. The kind is from the call's name: the export's syncType is
+        not portable.
+        """
+        calls = self.runtime_calls.filter(
+            pl.col("kind").is_in(HOST_WAITS) & ~pl.col("nested")
+        )
+        waits = calls.join(
+            self._sync_rows.drop("start_ns", "end_ns"),
+            on=["pid", "correlation_id"],
+            how="left",
+            validate="m:1",
+            maintain_order="left",
+        )
+        own = self._per_thread_streams.rename({"stream_id": "own_stream_id"})
+        # The export names the null stream where the per-thread one was meant.
+        wrong = pl.col("per_thread") & (pl.col("stream_id") == pl.col("null_stream_id"))
+        return (
+            waits.join(own, on=["pid", "tid"], how="left", validate="m:1")
+            .join(self._null_streams, on=["pid", "context_id"], how="left")
+            .with_columns(
+                pl.when(wrong)
+                .then("own_stream_id")
+                .otherwise("stream_id")
+                .alias("stream_id")
+            )
+            .select(
+                *("pid", "tid", "start_ns", "end_ns", "correlation_id", "name"),
+                *("kind", "context_id", "stream_id", "event_id", "event_sync_id"),
+                *("callchain_id", "backtrace_ns"),
+            )
+            .sort("start_ns", "end_ns")
+        )
+
+    @cached_property
+    def event_waits(self) -> pl.DataFrame:
+        """`cudaStreamWaitEvent` calls: a stream waits, the host doesn't.
+
+        pid, tid, start_ns, end_ns, correlation_id, name, context_id, stream_id,
+        event_id, event_sync_id.
+        """
+        return (
+            self.runtime_calls.filter(pl.col("kind") == "stream wait")
+            .join(
+                self._sync_rows.drop("start_ns", "end_ns"),
+                on=["pid", "correlation_id"],
+                how="left",
+                validate="m:1",
+                maintain_order="left",
+            )
+            .select(
+                *("pid", "tid", "start_ns", "end_ns", "correlation_id", "name"),
+                *("context_id", "stream_id", "event_id", "event_sync_id"),
+            )
+        )
+
+    @cached_property
+    def event_records(self) -> pl.DataFrame:
+        """Event records, in the order of their calls.
+
+        pid, tid, start_ns, end_ns (of the call, null where unrecorded), context_id,
+        device_id, stream_id, correlation_id, event_id, event_sync_id.
+        """
+        rows = self._with_pid("event_records")
+        calls = self.runtime_calls.unique(
+            ["pid", "correlation_id"], keep="first", maintain_order=True
+        ).select("pid", "correlation_id", "tid", "start_ns", "end_ns")
+        return (
+            rows.join(calls, on=["pid", "correlation_id"], how="left", validate="m:1")
+            .select(
+                *("pid", "tid", "start_ns", "end_ns", "context_id", "device_id"),
+                *("stream_id", "correlation_id", "event_id", "event_sync_id"),
+            )
+            .sort("start_ns", "correlation_id", nulls_last=True)
+        )
+
+    @cached_property
+    def queries(self) -> pl.DataFrame:
+        """Stream and event queries: pid, start_ns, end_ns, stream_id, event_id.
+
+        A query that the profiler skips leaves a synchronization row without call.
+        """
+        key = ["pid", "correlation_id"]
+        calls = self.runtime_calls.select(*key, "kind").unique(key, keep="first")
+        rows = self._sync_rows.join(calls, on=key, how="left", validate="1:1")
+        return rows.filter(
+            (pl.col("kind") == "query")
+            | (pl.col("kind").is_null() & pl.col("stream_id").is_not_null())
+        ).select("pid", "start_ns", "end_ns", "stream_id", "event_id")
+
+    @cached_property
+    def _sync_rows(self) -> pl.DataFrame:
+        rows = self._with_pid("synchronizations")
+        cleaned = rows.with_columns(
+            pl.when(pl.col(name).is_in((NO_ID, -1)))
+            .then(None)
+            .otherwise(pl.col(name))
+            .alias(name)
+            for name in ("stream_id", "event_id", "event_sync_id")
+        )
+        return cleaned.select(
+            *("pid", "correlation_id", "start_ns", "end_ns", "context_id"),
+            *("stream_id", "event_id", "event_sync_id"),
+        ).unique(["pid", "correlation_id"], keep="first", maintain_order=True)
+
+    @cached_property
+    def _per_thread_streams(self) -> pl.DataFrame:
+        """pid, tid, stream_id of each thread's own default stream."""
+        key = ["pid", "correlation_id"]
+        calls = self.launches.filter("per_thread").select(*key, "tid")
+        if not calls.height:
+            return pl.DataFrame(
+                schema={"pid": pl.Int64, "tid": pl.Int64, "stream_id": pl.Int64}
+            )
+        ops = pl.concat(
+            [
+                self._with_pid(name).select(*key, "stream_id", "context_id")
+                for name in _GPU_TABLES
+            ]
+        ).join(calls, on=key, how="inner", validate="m:1")
+        created = self.runtime_calls.filter(pl.col("kind") == "stream create").height
+        flags = self._raw_streams.select("pid", "stream_id", "flag")
+        candidates = (
+            ops.join(flags, on=["pid", "stream_id"], how="left", validate="m:1")
+            .join(self._null_streams, on=["pid", "context_id"], how="left")
+            .filter(
+                (pl.col("flag") == 1)
+                & (pl.col("stream_id") != pl.col("null_stream_id"))
+            )
+            .group_by("pid", "tid", "stream_id")
+            .len()
+        )
+        if created:
+            # A created stream is used from any thread; a thread's own from one only.
+            shared = (
+                candidates.group_by("pid", "stream_id").len().filter(pl.col("len") > 1)
+            )
+            candidates = candidates.join(shared, on=["pid", "stream_id"], how="anti")
+        return (
+            candidates.sort("len", "stream_id", descending=[True, False])
+            .unique(["pid", "tid"], keep="first", maintain_order=True)
+            .select("pid", "tid", "stream_id")
+        )
+
+    # GPU ----------------------------------------------------------------------
+
+    @cached_property
+    def kernels(self) -> pl.DataFrame:
+        """Kernels: columns of `streamlint.trace.tables.KERNELS` with pid."""
+        return self._with_pid("kernels")
+
+    @cached_property
+    def memcpys(self) -> pl.DataFrame:
+        """Copies that the program asked for (no unified-memory migrations).
+
+        Columns of MEMCPYS with pid; copy_kind is "HtoD", "DtoH", "DtoD", "HtoH",
+        "PtoP" or "unknown", src_kind and dst_kind "pageable", "pinned", "device",
+        "managed", "array" or "unknown".
+        """
+        rows = self._with_pid("memcpys")
+        return _with_words(
+            rows.filter(~pl.col("copy_kind").is_in(MIGRATION_COPY_KINDS))
+        )
+
+    @cached_property
+    def migrations(self) -> pl.DataFrame:
+        """Unified-memory page migrations, columns as `memcpys`."""
+        rows = self._with_pid("memcpys")
+        return _with_words(rows.filter(pl.col("copy_kind").is_in(MIGRATION_COPY_KINDS)))
+
+    @cached_property
+    def memsets(self) -> pl.DataFrame:
+        """Memsets: columns of MEMSETS with pid; mem_kind in words."""
+        rows = self._with_pid("memsets")
+        return rows.with_columns(_words("mem_kind", MEM_KINDS))
+
+    @cached_property
+    def graph_traces(self) -> pl.DataFrame:
+        """Whole graph launches (graph mode): columns of GRAPH_TRACES with pid."""
+        return self._with_pid("graph_traces")
+
+    @cached_property
+    def graph_nodes(self) -> pl.DataFrame:
+        """Creation of graph nodes: columns of GRAPH_NODES with pid and tid."""
+        return self._frame("graph_nodes").with_columns(*_split("global_tid"))
+
+    @cached_property
+    def gpu_ops(self) -> pl.DataFrame:
+        """Everything that ran on a GPU, sorted by start; one row an operation.
+
+        pid, gpu_id (physical, null where unknown), device_id (as the process
+        counts), context_id, green_context_id, stream_id, stream_kind (see
+        `streams`), correlation_id, graph_node_id, start_ns, end_ns, kind
+        ("kernel", "memcpy", "memset", "graph"), engine ("compute", "HtoD",
+        "DtoH", "DtoD", "PtoP", "HtoH", "memset"), name, size_bytes, sm_fraction
+        (part of the GPU's thread-block slots that a kernel asks for, at most 1;
+        null where unknown); from the call that issued it, null where unrecorded:
+        tid, issue_ns, issue_end_ns, call.
+        """
+        columns = list(_OP_COLUMNS)
+        parts = [
+            self._sized_kernels.select(
+                *columns,
+                "sm_fraction",
+                pl.lit("kernel").alias("kind"),
+                pl.lit("compute").alias("engine"),
+                pl.col("name").fill_null("kernel"),
+                pl.lit(None, dtype=pl.Int64).alias("size_bytes"),
+            ),
+            self.memcpys.select(
+                *columns,
+                pl.lit("memcpy").alias("kind"),
+                pl.col("copy_kind").alias("engine"),
+                pl.col("copy_kind").alias("name"),
+                "size_bytes",
+            ),
+            self.memsets.select(
+                *columns,
+                pl.lit("memset").alias("kind"),
+                pl.lit("memset").alias("engine"),
+                pl.lit("memset").alias("name"),
+                "size_bytes",
+            ),
+            self.graph_traces.with_columns(
+                pl.lit(None, dtype=pl.Int64).alias("graph_node_id")
+            ).select(
+                *columns,
+                pl.lit("graph").alias("kind"),
+                pl.lit("compute").alias("engine"),
+                pl.lit("graph").alias("name"),
+                pl.lit(None, dtype=pl.Int64).alias("size_bytes"),
+            ),
+        ]
+        calls = self.launches.select(
+            "pid",
+            "correlation_id",
+            "tid",
+            pl.col("start_ns").alias("issue_ns"),
+            pl.col("end_ns").alias("issue_end_ns"),
+            pl.col("name").alias("call"),
+        )
+        kinds = self.streams.select(
+            "pid", "stream_id", pl.col("kind").alias("stream_kind")
+        )
+        return (
+            pl.concat(parts, how="diagonal")
+            .join(calls, on=["pid", "correlation_id"], how="left", validate="m:1")
+            .join(kinds, on=["pid", "stream_id"], how="left", validate="m:1")
+            .join(self._device_map, on=["pid", "device_id"], how="left", validate="m:1")
+            .with_columns(pl.col("stream_kind").fill_null("unknown"))
+            .sort("start_ns", "end_ns", maintain_order=True)
+        )
+
+    @cached_property
+    def _sized_kernels(self) -> pl.DataFrame:
+        """Kernels with sm_fraction: blocks over the blocks that fit at once.
+
+        Theoretical occupancy from warps, registers and shared memory, with 1 KiB of
+        shared memory a block for the system, as on compute capability 8.0 and up.
+        """
+        threads = pl.col("block_x") * pl.col("block_y") * pl.col("block_z")
+        warps = (threads + 31) // 32
+        registers = pl.col("registers_per_thread") * warps * 32
+        shared = pl.col("static_shared_bytes") + pl.col("dynamic_shared_bytes") + 1024
+        fitting = pl.min_horizontal(
+            "max_blocks_per_sm",
+            pl.col("max_warps_per_sm") // warps,
+            pl.col("max_registers_per_sm") // registers.clip(1),
+            pl.col("max_shared_bytes_per_sm") // shared,
+        ).clip(1)
+        blocks = pl.col("grid_x") * pl.col("grid_y") * pl.col("grid_z")
+        return (
+            self.kernels.join(
+                self._device_map, on=["pid", "device_id"], how="left", validate="m:1"
+            )
+            .join(self.gpus.drop("name"), on="gpu_id", how="left", validate="m:1")
+            .with_columns(
+                (blocks / (pl.col("sm_count") * fitting))
+                .clip(0, 1)
+                .alias("sm_fraction")
+            )
+        )
+
+    # The machine --------------------------------------------------------------
+
+    @cached_property
+    def streams(self) -> pl.DataFrame:
+        """Streams: pid, stream_id, context_id, kind, priority (signed).
+
+        kind is "null", "blocking", "non-blocking", "per-thread" (a thread's own
+        default stream, a blocking one) or "unknown". The driver lists streams that
+        the program never made: take the used ones from `gpu_ops`.
+        """
+        rows = self._raw_streams
+        null_ids = self._null_streams.with_columns(pl.lit(value=True).alias("is_null"))
+        own = self._per_thread_streams.select("pid", "stream_id").unique()
+        listed = rows.join(
+            null_ids,
+            left_on=["pid", "context_id", "stream_id"],
+            right_on=["pid", "context_id", "null_stream_id"],
+            how="left",
+            validate="m:1",
+        ).join(
+            own.with_columns(pl.lit(value=True).alias("is_own")),
+            on=["pid", "stream_id"],
+            how="left",
+            validate="m:1",
+        )
+        return listed.select(
+            "pid",
+            "stream_id",
+            "context_id",
+            pl.when(pl.col("is_null").is_not_null())
+            .then(pl.lit("null"))
+            .when(pl.col("is_own").is_not_null())
+            .then(pl.lit("per-thread"))
+            .otherwise(
+                pl.col("flag").replace_strict(
+                    STREAM_KINDS, default="unknown", return_dtype=pl.String
+                )
+            )
+            .alias("kind"),
+            _signed_32("priority"),
+        )
+
+    @cached_property
+    def _raw_streams(self) -> pl.DataFrame:
+        return self._frame("streams").unique(
+            ["pid", "stream_id"], keep="first", maintain_order=True
+        )
+
+    @cached_property
+    def _null_streams(self) -> pl.DataFrame:
+        """pid, context_id, null_stream_id from whichever table this version has."""
+        columns = ["pid", "context_id", "null_stream_id"]
+        return (
+            pl.concat(
+                [
+                    self._frame("contexts").select(columns),
+                    self._frame("null_streams").select(columns),
+                    self._raw_streams.filter(pl.col("flag") == 3).select(
+                        "pid", "context_id", pl.col("stream_id").alias("null_stream_id")
+                    ),
+                ]
+            )
+            .drop_nulls()
+            .unique(["pid", "context_id"], keep="first", maintain_order=True)
+        )
+
+    @cached_property
+    def contexts(self) -> pl.DataFrame:
+        """Contexts: pid, device_id, context_id, null_stream_id, parent_context_id,
+        is_green."""
+        return self._frame("contexts").with_columns(pl.col("is_green") == 1)
+
+    @cached_property
+    def gpus(self) -> pl.DataFrame:
+        """Physical GPUs: columns of GPUS."""
+        return self._frame("gpus").unique("gpu_id", keep="first", maintain_order=True)
+
+    @cached_property
+    def _device_map(self) -> pl.DataFrame:
+        """pid, device_id, gpu_id: device ids count per process, GPUs don't."""
+        known = (
+            self._frame("device_map")
+            .drop_nulls()
+            .unique(["pid", "device_id"], keep="first", maintain_order=True)
+        )
+        if known.height or self.gpus.height != 1:
+            return known.select("pid", "device_id", "gpu_id")
+        used = pl.concat(
+            [self._with_pid(name).select("pid", "device_id") for name in _GPU_TABLES]
+        ).unique()
+        only = self.gpus["gpu_id"][0]
+        return used.drop_nulls().with_columns(
+            pl.lit(only, dtype=pl.Int64).alias("gpu_id")
+        )
+
+    @cached_property
+    def processes(self) -> pl.DataFrame:
+        """Processes that used CUDA: pid, name (base name of the program or null)."""
+        pids = pl.concat(
+            [self.runtime_calls.select("pid"), self.gpu_ops.select("pid")]
+        ).unique()
+        names = (
+            self._frame("processes")
+            .with_columns(
+                pl.col("name")
+                .str.strip_chars()
+                .str.split("/")
+                .list.last()
+                .alias("name")
+            )
+            .unique("pid", keep="first", maintain_order=True)
+        )
+        return pids.join(names, on="pid", how="left", validate="1:1").sort("pid")
+
+    @cached_property
+    def threads(self) -> pl.DataFrame:
+        """Threads: pid, tid, name."""
+        return (
+            self._frame("threads")
+            .with_columns(*_split("global_tid"))
+            .select("pid", "tid", "name")
+            .unique(["pid", "tid"], keep="first", maintain_order=True)
+        )
+
+    # Annotations and call stacks ----------------------------------------------
+
+    @cached_property
+    def nvtx_ranges(self) -> pl.DataFrame:
+        """NVTX ranges and marks with a text, open ranges left out.
+
+        pid, tid, start_ns, end_ns (of a mark: its start), text, domain (null for
+        the default one), mark, value (numeric payload or null). Ranges that start
+        and end on different threads belong to the first.
+        """
+        events = self._nvtx
+        mark = pl.col("event_type") == NVTX_MARK
+        return (
+            events.filter(
+                (
+                    pl.col("event_type").is_in(NVTX_RANGES)
+                    & pl.col("end_ns").is_not_null()
+                )
+                | mark
+            )
+            .filter(pl.col("domain").ne_missing(PYTHON_BACKTRACE_DOMAIN))
+            .with_columns(
+                pl.coalesce("text", "registered_text").alias("text"),
+                pl.when(mark).then("start_ns").otherwise("end_ns").alias("end_ns"),
+                mark.alias("mark"),
+                pl.coalesce("uint64_value", "int64_value").alias("value"),
+            )
+            .filter(
+                pl.col("text").is_not_null() & (pl.col("end_ns") >= pl.col("start_ns"))
+            )
+            .select(
+                *("pid", "tid", "start_ns", "end_ns", "text", "domain", "mark", "value")
+            )
+        )
+
+    @cached_property
+    def _nvtx(self) -> pl.DataFrame:
+        events = self._frame("nvtx_events").with_columns(*_split("global_tid"))
+        domains = (
+            events.filter(pl.col("event_type") == NVTX_DOMAIN)
+            .select(
+                "pid",
+                "domain_id",
+                pl.coalesce("text", "registered_text").alias("domain"),
+            )
+            .unique(["pid", "domain_id"], keep="first", maintain_order=True)
+        )
+        return events.join(
+            domains,
+            on=["pid", "domain_id"],
+            how="left",
+            validate="m:1",
+            maintain_order="left",
+        )
+
+    def python_stacks(self, calls: pl.DataFrame) -> dict[tuple[int, int], list[Frame]]:
+        """Python frames of the given calls by (pid, correlation id).
+
+        ``calls`` needs pid, tid, correlation_id and backtrace_ns. A frame is the
+        key of its function, the key of its file, and the line; innermost first;
+        names come from `string`.
+        """
+        located = calls.filter(pl.col("backtrace_ns").is_not_null())
+        if not located.height or not self._has_python_stacks:
+            return {}
+        payloads = self._frame("nvtx_payloads").with_columns(*_split("global_tid"))
+        domains = (
+            self._nvtx.filter(
+                (pl.col("event_type") == NVTX_DOMAIN)
+                & (pl.col("text") == PYTHON_BACKTRACE_DOMAIN)
+            )
+            .select("pid", "domain_id")
+            .unique()
+        )
+        found = (
+            payloads.filter(pl.col("event_type") == NVTX_MARK)
+            .join(domains, on=["pid", "domain_id"], how="semi")
+            .unique(["pid", "tid", "start_ns"], keep="first", maintain_order=True)
+            .join(
+                located.select("pid", "tid", "correlation_id", "backtrace_ns"),
+                left_on=["pid", "tid", "start_ns"],
+                right_on=["pid", "tid", "backtrace_ns"],
+                how="inner",
+            )
+        )
+        stacks: dict[tuple[int, int], list[Frame]] = {}
+        columns = ("pid", "correlation_id", "json_text", "binary_data")
+        for pid, correlation_id, text, blob in found.select(columns).iter_rows():
+            frames = decode_json(text) if text else decode_blob(blob or b"")
+            if frames:
+                stacks[pid, correlation_id] = frames
+        return stacks
+
+    @cached_property
+    def _has_python_stacks(self) -> bool:
+        events = self._nvtx
+        return (
+            events.filter(
+                (pl.col("event_type") == NVTX_DOMAIN)
+                & (pl.col("text") == PYTHON_BACKTRACE_DOMAIN)
+            ).height
+            > 0
+        )
+
+    def native_stacks(
+        self, callchain_ids: Iterable[int]
+    ) -> dict[int, list[tuple[str, str]]]:
+        """(symbol, module) pairs by call chain id, innermost first; resolved ones."""
+        wanted = pl.Series("callchain_id", list(callchain_ids), dtype=pl.Int64)
+        rows = (
+            self._frame("native_stacks")
+            .filter(pl.col("callchain_id").is_in(wanted.implode()))
+            .sort("callchain_id", "depth")
+        )
+        stacks: dict[int, list[tuple[str, str]]] = {}
+        columns = ("callchain_id", "symbol", "module", "unresolved")
+        for chain, symbol, module, unresolved in rows.select(columns).iter_rows():
+            if symbol and not unresolved:
+                stacks.setdefault(chain, []).append((symbol, module or ""))
+        return stacks
+
+    def string(self, key: int) -> str:
+        """The interned string of this key, as written in the source."""
+        return html.unescape(self._file.string(key) or "?")
+
+    # Allocation and the profiler ----------------------------------------------
+
+    @cached_property
+    def memory_events(self) -> pl.DataFrame:
+        """Allocations and frees: columns of MEMORY_EVENTS with pid."""
+        return self._with_pid("memory_events").with_columns(
+            _words("mem_kind", MEM_KINDS),
+            _words("operation", {0: "allocation", 1: "deallocation"}),
+        )
+
+    @cached_property
+    def pool_events(self) -> pl.DataFrame:
+        """Memory pool events: columns of POOL_EVENTS with pid."""
+        return self._with_pid("pool_events").with_columns(
+            _words("operation", {1: "created", 2: "destroyed", 3: "trimmed"})
+        )
+
+    @cached_property
+    def diagnostics(self) -> pl.DataFrame:
+        """Messages of the profiler: timestamp_ns, severity, text."""
+        severities = {1: "info", 2: "warning", 3: "error", 4: "verbose"}
+        return self._frame("diagnostics").with_columns(_words("severity", severities))
+
+    @cached_property
+    def profiler_overhead(self) -> pl.DataFrame:
+        """Time that the profiler itself took: pid, tid, start_ns, end_ns, name."""
+        rows = self._frame("profiler_overhead").with_columns(*_split("global_tid"))
+        return rows.select("pid", "tid", "start_ns", "end_ns", "name")
+
+    # Helpers ------------------------------------------------------------------
+
+    def _with_pid(self, name: str) -> pl.DataFrame:
+        frame = self._frame(name)
+        if frame["global_pid"].null_count():
+            frame = frame.with_columns(
+                pl.col("global_pid").fill_null(self._only_pid << 24)
+            )
+        return frame.with_columns(*_pid_of("global_pid"))
+
+    @cached_property
+    def _only_pid(self) -> int:
+        """The pid of rows in cut-down exports that don't say whose they are."""
+        pids = self.runtime_calls["pid"].unique()
+        return int(pids[0]) if len(pids) == 1 else 0
+
+
+_GPU_TABLES = ("kernels", "memcpys", "memsets", "graph_traces")
+
+
+def _pid_of(column: str) -> list[pl.Expr]:
+    return [((pl.col(column) // 2**24) % 2**24).alias("pid")]
+
+
+def _split(column: str) -> list[pl.Expr]:
+    return [*_pid_of(column), (pl.col(column) % 2**24).alias("tid")]
+
+
+def _signed_32(column: str) -> pl.Expr:
+    value = pl.col(column)
+    return pl.when(value >= 2**31).then(value - 2**32).otherwise(value).alias(column)
+
+
+def _words(column: str, words: dict[int, str]) -> pl.Expr:
+    return pl.col(column).replace_strict(
+        words, default="unknown", return_dtype=pl.String
+    )
+
+
+def _with_words(copies: pl.DataFrame) -> pl.DataFrame:
+    return copies.with_columns(
+        _words("copy_kind", COPY_KINDS),
+        _words("src_kind", MEM_KINDS),
+        _words("dst_kind", MEM_KINDS),
+    )

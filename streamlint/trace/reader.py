@@ -1,0 +1,446 @@
+"""Opens an nsys SQLite export read-only and loads single tables as frames.
+
+The only module that imports sqlite3. Whole-number columns come through the
+vectorised page reader (`streamlint.trace.pages`); whatever it does not take, and
+all text, comes through a sqlite3 cursor.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import stat
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+import polars as pl
+
+from streamlint.errors import TraceError
+from streamlint.trace.pages import IntColumn, PageFile, UnsupportedLayout
+from streamlint.trace.tables import (
+    CAPTURE_OPTIONS,
+    ENVIRONMENT_VARIABLES,
+    TABLES,
+    Column,
+    Kind,
+    TraceTable,
+)
+
+_MAGIC = b"SQLite format 3\0"
+_LFS = b"version https://git-lfs"
+_CHUNK = 65_536
+_REEXPORT = "export it again: nsys export --type sqlite REPORT.nsys-rep"
+
+_DTYPES: dict[Kind, type[pl.DataType]] = {
+    Kind.INT: pl.Int64,
+    Kind.TEXT: pl.String,
+    Kind.STRING_ID: pl.String,
+    Kind.BLOB: pl.Binary,
+}
+
+
+class _Layout(NamedTuple):
+    """Where a table's rows are and what its columns are called."""
+
+    root_page: int
+    columns: dict[str, int]
+    rowid_alias: str | None
+    plain: bool
+
+
+class Unavailable(NamedTuple):
+    """Why a table gives no rows at all; one line."""
+
+    reason: str
+
+
+class ExportFile:
+    """An nsys SQLite export.
+
+    Raises `TraceError` on anything that is not one. Nothing is ever written to
+    the file or beside it.
+    """
+
+    def __init__(
+        self, path: Path, *, named: Path | None = None, complete: bool = True
+    ) -> None:
+        """Check what kind of file ``path`` is and read its table list.
+
+        ``named`` is what the user called it, where ``path`` is a conversion of it.
+        ``complete=False`` takes an export that nsys never finished too.
+        """
+        self.path = named or path
+        self.invalid_rows: dict[str, int] = {}
+        _refuse_other_files(path, self.path.name)
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        self._readable = path
+        if _has_side_file(path):
+            # Reading through a WAL writes beside the file; read a copy instead.
+            self._copy = tempfile.TemporaryDirectory(prefix="streamlint-")
+            self._readable = _copy_with_side_files(path, Path(self._copy.name))
+        self._connection = self._connect()
+        try:
+            self._layouts = self._read_layouts()
+            self._refuse_other_databases(complete=complete)
+        except TraceError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Release the file."""
+        self._connection.close()
+        if self._copy is not None:
+            self._copy.cleanup()
+
+    @property
+    def uri(self) -> str:
+        """SQLite's name of the file; nothing is written through it or beside it."""
+        location = quote(str(self._readable.resolve()))
+        options = "mode=ro" if self._copy else "mode=ro&immutable=1"
+        return f"file:{location}?{options}"
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """Names of the export's tables, sorted."""
+        return tuple(sorted(self._layouts))
+
+    def count_rows(self, table: TraceTable) -> int:
+        """Number of stored rows of a table, 0 where the export lacks it."""
+        source = self._source(table)
+        if source is None:
+            return 0
+        with self._reading():
+            query = f"SELECT count(*) FROM {_quoted(source)}"
+            return int(self._connection.execute(query).fetchone()[0])
+
+    def has_column(self, table: TraceTable, name: str) -> bool:
+        """Whether the export stores the column of this name in the frame."""
+        source = self._source(table)
+        if source is None:
+            return False
+        stored = self._layouts[source].columns
+        return any(c.name == name and c.source in stored for c in table.columns)
+
+    def options(self) -> dict[str, list[str]]:
+        """Values of the allow-listed capture options by name, without prefix.
+
+        Environment variables come as ``ENVIRONMENT_VARIABLE:NAME``, allow-listed
+        too; every other row of META_DATA_CAPTURE stays unread.
+        """
+        found: dict[str, list[str]] = {}
+        if "META_DATA_CAPTURE" not in self._layouts:
+            return found
+        with self._reading():
+            for wanted in CAPTURE_OPTIONS:
+                rows = self._connection.execute(
+                    "SELECT name, value FROM META_DATA_CAPTURE "
+                    "WHERE name = ?1 OR name GLOB 'PROCESS_[0-9]*:' || ?1",
+                    (wanted,),
+                ).fetchall()
+                # The plain row, where there is one, overrules the prefixed ones.
+                rows.sort(key=lambda row: str(row[0]) != wanted)
+                if rows:
+                    found[wanted] = [str(value) for _, value in rows]
+            for wanted in ENVIRONMENT_VARIABLES:
+                rows = self._connection.execute(
+                    "SELECT value FROM META_DATA_CAPTURE WHERE name GLOB ?1 "
+                    "AND substr(value, 1, length(?2)) = ?2 AND length(value) < 200",
+                    ("PROCESS_[0-9]*:ENVIRONMENT_VARIABLE", f"{wanted}="),
+                ).fetchall()
+                if rows:
+                    values = [str(row[0]).partition("=")[2] for row in rows]
+                    values = [value.strip('"') for value in values]
+                    found[f"ENVIRONMENT_VARIABLE:{wanted}"] = values
+        return found
+
+    def has_table(self, table: TraceTable) -> bool:
+        """Whether the export holds the table, with rows or without."""
+        return self._source(table) is not None
+
+    def empty(self, name: str) -> pl.DataFrame:
+        """The table of this name without rows."""
+        return pl.DataFrame(
+            schema={c.name: _DTYPES[c.kind] for c in TABLES[name].columns}
+        )
+
+    def string(self, key: int) -> str | None:
+        """The value of this key in StringIds."""
+        with self._reading():
+            row = self._connection.execute(
+                "SELECT value FROM StringIds WHERE id = ?", (key,)
+            ).fetchone()
+        return str(row[0]) if row else None
+
+    def load(self, name: str) -> pl.DataFrame | Unavailable:
+        """One table as a frame with the columns of `TABLES`, sorted by start.
+
+        Columns that this export lacks are null. Rows without a usable time
+        (end before start, or start 0) are dropped and counted in `invalid_rows`.
+        """
+        table = TABLES[name]
+        source = self._source(table)
+        if source is None:
+            return Unavailable(f"the export has no table {table.sources[0]}")
+        layout = self._layouts[source]
+        for column in table.columns:
+            if column.required and column.source not in layout.columns:
+                return Unavailable(f"{source} has no column {column.source}")
+        present = [c for c in table.columns if c.source in layout.columns]
+        series = self._read(source, layout, present)
+        frame = pl.DataFrame(series).with_columns(
+            pl.lit(None, dtype=_DTYPES[c.kind]).alias(c.name)
+            for c in table.columns
+            if c not in present
+        )
+        return self._drop_invalid(table, frame.select(c.name for c in table.columns))
+
+    def _drop_invalid(self, table: TraceTable, frame: pl.DataFrame) -> pl.DataFrame:
+        if "start_ns" not in frame.columns:
+            return frame
+        usable = pl.col("start_ns").is_not_null()
+        if any(c.name == "end_ns" and c.required for c in table.columns):
+            usable &= (pl.col("start_ns") != 0) & (
+                pl.col("end_ns") >= pl.col("start_ns")
+            )
+        usable = usable.fill_null(value=False)
+        kept = frame.filter(usable)
+        self.invalid_rows[table.name] = frame.height - kept.height
+        order = [c for c in ("start_ns", "end_ns") if c in frame.columns]
+        return kept.sort(order, maintain_order=True)
+
+    @cached_property
+    def _strings(self) -> pl.DataFrame:
+        schema = {"id": pl.Int64, "value": pl.String}
+        if "StringIds" not in self._layouts:
+            return pl.DataFrame(schema=schema)
+        with self._reading():
+            cursor = self._connection.execute("SELECT id, value FROM StringIds")
+            rows = [r for r in cursor.fetchall() if isinstance(r[0], int)]
+        values = [r[1] if isinstance(r[1], str) else None for r in rows]
+        return pl.DataFrame(
+            {"id": pl.Series([r[0] for r in rows], dtype=pl.Int64), "value": values},
+            schema=schema,
+        ).unique("id", keep="first")
+
+    def _read(
+        self, source: str, layout: _Layout, columns: Sequence[Column]
+    ) -> list[pl.Series]:
+        whole = [c for c in columns if c.kind in (Kind.INT, Kind.STRING_ID)]
+        other = [c for c in columns if c not in whole]
+        series: dict[str, pl.Series] = {}
+        taken = self._read_pages(layout, whole) if not other else None
+        if taken is not None:
+            for column, values in zip(whole, taken, strict=True):
+                series[column.name] = _as_series(column.name, values)
+        else:
+            # One cursor pass for all, so that the columns stay in step.
+            series.update(self._read_cursor(source, [*whole, *other]))
+        for column in whole:
+            if column.kind is Kind.STRING_ID:
+                ids = series[column.name].rename("id").to_frame()
+                joined = ids.join(
+                    self._strings,
+                    on="id",
+                    how="left",
+                    validate="m:1",
+                    maintain_order="left",
+                )
+                series[column.name] = joined["value"].rename(column.name)
+        return [series[c.name] for c in columns]
+
+    def _read_pages(
+        self, layout: _Layout, columns: Sequence[Column]
+    ) -> list[IntColumn] | None:
+        if not layout.plain or any(c.source == layout.rowid_alias for c in columns):
+            return None
+        indexes = [layout.columns[c.source] for c in columns]
+        try:
+            with PageFile(self._readable) as pages:
+                return pages.read_int_columns(layout.root_page, indexes)
+        except UnsupportedLayout:
+            return None
+
+    def _read_cursor(
+        self, source: str, columns: Sequence[Column]
+    ) -> dict[str, pl.Series]:
+        names = ", ".join(_quoted(c.source) for c in columns)
+        parts: list[list[pl.Series]] = [
+            [pl.Series(c.name, [], dtype=_storage(c.kind))] for c in columns
+        ]
+        with self._reading():
+            cursor = self._connection.execute(f"SELECT {names} FROM {_quoted(source)}")
+            while rows := cursor.fetchmany(_CHUNK):
+                for part, column, values in zip(
+                    parts, columns, zip(*rows, strict=True), strict=True
+                ):
+                    part.append(_clean_series(column, values))
+        return {c.name: pl.concat(part) for c, part in zip(columns, parts, strict=True)}
+
+    def _source(self, table: TraceTable) -> str | None:
+        return next((s for s in table.sources if s in self._layouts), None)
+
+    def _connect(self) -> sqlite3.Connection:
+        with self._reading():
+            connection = sqlite3.connect(self.uri, uri=True)
+        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        connection.execute("PRAGMA query_only=ON")
+        connection.execute("PRAGMA trusted_schema=OFF")
+        return connection
+
+    def _read_layouts(self) -> dict[str, _Layout]:
+        layouts: dict[str, _Layout] = {}
+        with self._reading():
+            found = self._connection.execute(
+                "SELECT name, rootpage, sql FROM sqlite_master "
+                "WHERE type = 'table' AND rootpage > 0"
+            ).fetchall()
+            wanted = {s for t in TABLES.values() for s in t.sources} | {"StringIds"}
+            for name, root_page, sql in found:
+                if name not in wanted:
+                    layouts[name] = _Layout(root_page, {}, None, plain=False)
+                    continue
+                info = self._connection.execute(
+                    f"PRAGMA table_xinfo({_quoted(name)})"
+                ).fetchall()
+                keys = [row for row in info if row[5]]
+                alias = (
+                    keys[0][1]
+                    if len(keys) == 1 and str(keys[0][2]).upper() == "INTEGER"
+                    else None
+                )
+                plain = "WITHOUT" not in str(sql).upper().rpartition(")")[2]
+                plain = plain and not any(row[6] for row in info)
+                columns = {row[1]: row[0] for row in info}
+                layouts[name] = _Layout(root_page, columns, alias, plain)
+        return layouts
+
+    def _refuse_other_databases(self, *, complete: bool) -> None:
+        names = set(self._layouts)
+        name = self.path.name
+        if {"StringTable", "Version"} <= names or (
+            "CUPTI_ACTIVITY_KIND_DRIVER" in names and "StringIds" not in names
+        ):
+            raise TraceError(
+                f"{name} is an nvprof or Visual Profiler database",
+                hint="capture with Nsight Systems: streamlint reads nsys exports",
+            )
+        if "StringIds" not in names and not any(n.startswith("CUPTI_") for n in names):
+            raise TraceError(
+                f"{name} is a SQLite database but not an nsys export",
+                hint="make one with: nsys export --type sqlite REPORT.nsys-rep",
+            )
+        meta = TABLES["export_meta"]
+        if complete and self._source(meta) and not self.count_rows(meta):
+            raise TraceError(
+                f"{name} is an incomplete export: nsys never finished writing it",
+                hint=_REEXPORT,
+            )
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
+            # What SQLite says may quote the file, bytes and all.
+            raise TraceError(
+                f"{self.path.name} is damaged or cut off", hint=_REEXPORT
+            ) from error
+
+
+def _refuse_other_files(path: Path, name: str) -> None:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise TraceError(
+            f"{path} does not exist", hint="name a .sqlite export or a .nsys-rep report"
+        ) from None
+    except OSError as error:
+        raise TraceError(
+            f"{path} can't be opened ({error.strerror})",
+            hint="check the path and its permissions",
+        ) from None
+    if stat.S_ISDIR(mode):
+        raise TraceError(
+            f"{path} is a directory", hint="name the trace files: streamlint lint DIR/*"
+        )
+    if not stat.S_ISREG(mode):
+        raise TraceError(f"{path} is not a regular file", hint="name a file on disk")
+    try:
+        with path.open("rb") as file:
+            head = file.read(100)
+    except OSError as error:
+        raise TraceError(
+            f"{path} can't be read ({error.strerror})",
+            hint="check its permissions",
+        ) from None
+    if not head:
+        raise TraceError(f"{name} is empty", hint=_REEXPORT)
+    if head.startswith(_LFS):
+        raise TraceError(
+            f"{name} is a Git LFS pointer, not the trace itself",
+            hint="fetch the file first: git lfs pull",
+        )
+    if not head.startswith(_MAGIC):
+        raise TraceError(
+            f"{name} is not a SQLite file",
+            hint="name a .sqlite export or a .nsys-rep report of Nsight Systems",
+        )
+    if len(head) < 100:
+        raise TraceError(f"{name} is damaged or cut off", hint=_REEXPORT)
+    page_size = int.from_bytes(head[16:18], "big")
+    page_size = 65_536 if page_size == 1 else page_size
+    pages = int.from_bytes(head[28:32], "big")
+    counted = head[24:28] == head[92:96]  # else the header's page count is stale
+    size, whole = path.stat().st_size, pages * page_size
+    if counted and size < whole:
+        raise TraceError(
+            f"{name} is cut off: it has {size} of {whole} bytes",
+            hint="copy it again, or " + _REEXPORT,
+        )
+
+
+def _side_files(path: Path) -> list[Path]:
+    return [path.with_name(path.name + suffix) for suffix in ("-wal", "-journal")]
+
+
+def _has_side_file(path: Path) -> bool:
+    return any(side.exists() and side.stat().st_size for side in _side_files(path))
+
+
+def _copy_with_side_files(path: Path, folder: Path) -> Path:
+    for file in (path, *_side_files(path)):
+        if file.exists():
+            shutil.copyfile(file, folder / file.name)
+    return folder / path.name
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _storage(kind: Kind) -> type[pl.DataType]:
+    return pl.Int64 if kind is Kind.STRING_ID else _DTYPES[kind]
+
+
+def _clean_series(column: Column, values: Sequence[object]) -> pl.Series:
+    """Values of one column; whatever isn't of the column's type becomes null."""
+    wanted: type = {Kind.TEXT: str, Kind.BLOB: bytes}.get(column.kind, int)
+    dtype = _storage(column.kind)
+    try:
+        return pl.Series(column.name, values, dtype=dtype, strict=True)
+    except (TypeError, OverflowError, pl.exceptions.PolarsError):
+        kept = [v if isinstance(v, wanted) else None for v in values]
+        return pl.Series(column.name, kept, dtype=dtype)
+
+
+def _as_series(name: str, column: IntColumn) -> pl.Series:
+    series = pl.Series(name, column.values, dtype=pl.Int64)
+    if column.valid is None:
+        return series
+    return series.scatter(np.flatnonzero(~column.valid), None)

@@ -1,0 +1,57 @@
+"""Decodes Python call stacks that nsys stores as NVTX payloads.
+
+Layout as measured on nsys 2025.3 captures: JSON where the export has it, else a
+little-endian blob: u64 payload count, u64 schema id, u64 size, u64 offset; at the
+offset u64 thread state, u32 state, u32 n, then n frames of u64 function, u64 file,
+u32 line and 4 bytes of uninitialised padding. Frame 0 is the innermost.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+
+PYTHON_BACKTRACE_DOMAIN = "Python Backtrace on CUDA"
+
+_HEAD = struct.Struct("<4Q")
+_STATE = struct.Struct("<QII")
+_FRAME = struct.Struct("<QQI4x")
+_MAX_FRAMES = 4_096
+
+Frame = tuple[int, int, int]
+"""StringIds key of the function, of the file, and the line."""
+
+
+def decode_json(text: str) -> list[Frame]:
+    """Frames of a JSON payload; empty where it isn't of the known shape."""
+    try:
+        frames = json.loads(text)[PYTHON_BACKTRACE_DOMAIN]["Frames"]
+        return [(int(f["Function"]), int(f["File"]), int(f["Line"])) for f in frames]
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return []
+
+
+def decode_blob(blob: bytes) -> list[Frame]:
+    """Frames of a binary payload; empty where it isn't of the known shape."""
+    try:
+        _, _, size, offset = _HEAD.unpack_from(blob)
+        _, _, count = _STATE.unpack_from(blob, offset)
+        if count > _MAX_FRAMES or size != _STATE.size + count * _FRAME.size:
+            return []
+        first = offset + _STATE.size
+        return [_FRAME.unpack_from(blob, first + i * _FRAME.size) for i in range(count)]
+    except (struct.error, OverflowError):
+        return []
+
+
+def encode_json(frames: list[Frame]) -> str:
+    """A JSON payload with these frames and nothing else."""
+    listed = [{"Function": f, "File": file, "Line": n} for f, file, n in frames]
+    return json.dumps({PYTHON_BACKTRACE_DOMAIN: {"Frames": listed}})
+
+
+def encode_blob(frames: list[Frame]) -> bytes:
+    """A binary payload with these frames and nothing else."""
+    size = _STATE.size + len(frames) * _FRAME.size
+    head = _HEAD.pack(1, 0, size, _HEAD.size) + _STATE.pack(0, 0, len(frames))
+    return head + b"".join(_FRAME.pack(*frame) for frame in frames)
