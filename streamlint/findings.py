@@ -1,0 +1,137 @@
+"""What a rule can say about a trace: findings, or that it cannot tell."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from streamlint.changes import Change
+
+
+class Severity(str, Enum):
+    """How much a finding matters; `ERROR` is a correctness fault."""
+
+    ERROR = "error"
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+    INFO = "info"
+
+    @property
+    def rank(self) -> int:
+        """0 for the most severe."""
+        return list(Severity).index(self)
+
+    def at_least(self, other: Severity) -> bool:
+        """Whether this is as severe as ``other`` or more."""
+        return self.rank <= other.rank
+
+
+class Confidence(str, Enum):
+    """How sure the evidence makes the finding."""
+
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+
+
+class Claim(str, Enum):
+    """What kind of statement a cost is."""
+
+    WHAT_IF = "what-if"
+    UPPER_BOUND = "upper-bound"
+    LOWER_BOUND = "lower-bound"
+    DIRECT = "direct"
+    NONE = "none"
+
+
+class Cost(NamedTuple):
+    """Time that a fault costs.
+
+    ``ns`` is nanoseconds and ``share`` its part of the judged region (0 to 1);
+    both are None for `Claim.NONE`. ``method`` says in one line how to recompute
+    it from the trace.
+    """
+
+    claim: Claim
+    ns: int | None
+    share: float | None
+    method: str
+
+
+class Evidence(NamedTuple):
+    """One place on the timeline to look at; times as in the export, ns."""
+
+    start_ns: int
+    end_ns: int
+    what: str
+    correlation_id: int | None = None
+
+
+class SourceFrame(NamedTuple):
+    """A place in code; ``file`` is the module and ``line`` None for native frames."""
+
+    file: str
+    line: int | None
+    function: str
+
+
+class Where(NamedTuple):
+    """Where a finding holds. Empty tuples and None mean "not one place"."""
+
+    pid: int | None = None
+    process: str | None = None
+    device: int | None = None
+    context: int | None = None
+    streams: tuple[int, ...] = ()
+    threads: tuple[int, ...] = ()
+    kernels: tuple[str, ...] = ()
+    nvtx: tuple[str, ...] = ()
+    source: tuple[SourceFrame, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One cause at one place.
+
+    ``identity`` names the cause in words that are the same in every run of the
+    same program (no ids, addresses or times); the fingerprint is made from it.
+    ``change`` is what the fix would alter in the replay of the run.
+    """
+
+    message: str
+    severity: Severity
+    confidence: Confidence
+    cost: Cost
+    where: Where
+    occurrences: int
+    evidence: tuple[Evidence, ...]
+    fix: str
+    identity: tuple[str, ...]
+    change: Change | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a finding that shows nothing."""
+        if not self.evidence:
+            raise ValueError("a finding needs at least one piece of evidence")
+
+    def fingerprint(self, rule: str) -> str:
+        """16 hex digits, equal over runs of one program (other pids and streams)."""
+        text = "\0".join((rule, *self.identity))
+        return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+class NotAssessed(NamedTuple):
+    """The trace can't show the fault; ``recapture`` says what would record it."""
+
+    reason: str
+    recapture: str
+
+
+class Crashed(NamedTuple):
+    """A bug in a rule; ``summary`` is one line without data from the trace."""
+
+    summary: str
+    traceback: str
