@@ -1,0 +1,769 @@
+"""Builds the dependency graph of a trace: what waited for what, and how long after.
+
+Nodes are host calls and GPU operations. A constraint says that a node can't start
+(or a call can't return) before the first ``count`` members of a group are done: the
+operations of a stream, of a copy engine, of a process, and so on, in issue or
+service order. One form covers stream order, barriers, events, waits and engines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import polars as pl
+
+from streamlint.intervals import Bools, Int64
+from streamlint.replay.schedule import CALL_END, CALL_START, NEVER, OPERATION
+from streamlint.steady import column
+from streamlint.trace.model import Trace
+
+HANDOVER_NS = 10_000
+"""What an operation starts later than its last constraint still belongs to it."""
+RETURN_NS = 1_000_000
+"""The same for calls: the host part after a copy takes up to a millisecond."""
+WAIT_BASE_NS = 2_500
+"""A wait with nothing to wait for (measured 0.4 to 3.8 us, H200)."""
+STAGED_BYTES = 1 << 20
+"""Pageable HtoD copies up to this size return once staged (probes, H200)."""
+HANDOFF_NS = 50_000
+"""A thread silent for this long may have been waiting for another one."""
+HANDOFF_SHARE = 0.25
+"""It was, if the other's last call ended within this part of the silence."""
+
+
+BARRIER_NS = 1_300
+"""From the end of a NULL-stream barrier to the next start (probes, H200)."""
+EVENT_NS = 2_000
+"""From a recorded event to the start of the operation that waits for it."""
+QUEUE_NS = 1_000
+"""From the start of a queue's operation to the next one (probes, H200)."""
+KERNEL_GAP_NS = 0
+"""Kernels of different streams follow each other without a gap of their own."""
+DEFAULT_GAP_NS = 1_000
+"""Between queued operations, where the trace shows none."""
+RETURN_DEFAULT_NS = 3_000
+"""From the end of the work to the return of the wait."""
+MIN_SAMPLES = 3
+"""Fewer gaps of a kind say nothing about it."""
+
+_COPIES = ("HtoD", "DtoH")
+_PAIR = 64
+_NONE = np.empty(0, dtype=np.int64)
+
+
+class Edge(IntEnum):
+    """Why a constraint exists."""
+
+    STREAM = 0
+    BARRIER = 1
+    EVENT = 2
+    ENGINE = 3
+    QUEUE = 4
+    WAIT = 5
+    COPY = 6
+    FREE = 7
+
+
+@dataclass(eq=False, repr=False)
+class Graph:
+    """Arrays only; see the module docstring. Times in ns.
+
+    Operations are the rows of `Trace.gpu_ops` followed by one entry a NULL-stream
+    event record; calls are ``calls``. ``op_constraints`` and ``call_constraints``
+    index the constraint arrays (``group``, ``count``, ``kind``, ``node``).
+    """
+
+    ops: pl.DataFrame
+    calls: pl.DataFrame
+    op_start: Int64
+    op_duration: Int64
+    op_delay: Int64
+    issue_call: Int64
+    issue_latency: Int64
+    fixed_start: Int64
+    call_first: Int64
+    call_end: Int64
+    call_duration: Int64
+    call_delay: Int64
+    previous_call: Int64
+    think_ns: Int64
+    handover_call: Int64
+    handover_ns: Int64
+    op_constraints: Int64
+    call_constraints: Int64
+    node: Int64
+    kind: Int64
+    group: Int64
+    count: Int64
+    latency: Int64
+    plain_latency: Int64
+    plain_issue_latency: Int64
+    active: Bools
+    group_offset: Int64
+    group_by_start: Bools
+    member: Int64
+    event_kind: Int64
+    event_index: Int64
+
+
+def build(trace: Trace) -> Graph:
+    """The graph of the whole trace; every process, thread and device."""
+    calls = _calls(trace)
+    ops = _with_records(trace)
+    return _Builder(trace, ops, calls).graph()
+
+
+def _calls(trace: Trace) -> pl.DataFrame:
+    """Outermost calls in the order of their starts, with their index."""
+    return (
+        trace.runtime_calls.filter(~pl.col("nested") & (pl.col("kind") != "noise"))
+        .sort("start_ns", "end_ns", maintain_order=True)
+        .with_row_index("call_index")
+        .with_columns(pl.col("call_index").cast(pl.Int64))
+    )
+
+
+def _with_records(trace: Trace) -> pl.DataFrame:
+    """Operations, then the event records on NULL streams: barriers without work."""
+    ops = trace.gpu_ops.select(
+        *("pid", "gpu_id", "device_id", "context_id", "stream_id", "stream_kind"),
+        *("correlation_id", "graph_node_id", "start_ns", "end_ns", "kind", "engine"),
+        *("size_bytes", "sm_fraction", "issue_ns"),
+    )
+    records = trace.event_records.join(
+        trace.streams.filter(pl.col("kind") == "null").select("pid", "stream_id"),
+        on=["pid", "stream_id"],
+        how="semi",
+    ).drop_nulls("start_ns")
+    marks = records.select(
+        *("pid", "device_id", "context_id", "stream_id", "correlation_id"),
+        pl.lit("null").alias("stream_kind"),
+        pl.col("start_ns").alias("issue_ns"),
+        "start_ns",
+        pl.col("start_ns").alias("end_ns"),
+        pl.lit("record").alias("kind"),
+        pl.lit("record").alias("engine"),
+    )
+    return (
+        pl.concat([ops, marks], how="diagonal")
+        .with_columns(
+            pl.coalesce("issue_ns", "start_ns").alias("order_ns"),
+            pl.col("device_id").fill_null(-1),
+            pl.col("context_id").fill_null(-1),
+        )
+        .with_row_index("op")
+        .with_columns(pl.col("op").cast(pl.Int64))
+    )
+
+
+class _Builder:
+    """Collects groups and constraints, then fits their latencies to the trace."""
+
+    def __init__(self, trace: Trace, ops: pl.DataFrame, calls: pl.DataFrame) -> None:
+        self.trace = trace
+        self.ops = ops
+        self.calls = calls
+        self.start = column(ops, "start_ns").copy()
+        self.end = column(ops, "end_ns").copy()
+        self.order = column(ops, "order_ns")
+        self.call_start = column(calls, "start_ns")
+        self.call_end = column(calls, "end_ns")
+        self.members: list[Int64] = []
+        self.by_start: list[bool] = []
+        self.parts: list[tuple[Int64, Int64, Int64, Int64, Int64]] = []
+        self.stream: dict[tuple[object, ...], tuple[int, Int64]] = {}
+
+    def graph(self) -> Graph:
+        """Build everything."""
+        self._barriers()
+        self._streams()
+        self._events()
+        self._engines()
+        self._queues()
+        self._waits()
+        return self._fit()
+
+    # Groups and constraints ---------------------------------------------------
+
+    def _group(self, rows: Int64, *, by_start: bool = False) -> int:
+        """A group of operations in the order of ``rows``; returns its number."""
+        self.members.append(rows)
+        self.by_start.append(by_start)
+        return len(self.members) - 1
+
+    def _constrain(
+        self, kind: Edge, node: Int64, group: int, count: Int64, latency: Int64 | int
+    ) -> None:
+        """``node`` (operation, or call + number of operations) waits for a prefix."""
+        keep = count > 0
+        size = int(keep.sum())
+        if size:
+            late = np.broadcast_to(np.asarray(latency, dtype=np.int64), count.shape)
+            numbers = (np.full(size, int(kind)), np.full(size, group))
+            self.parts.append(
+                (numbers[0], node[keep], numbers[1], count[keep], late[keep])
+            )
+
+    def _before(self, rows: Int64, instants: Int64) -> Int64:
+        """How many of ``rows`` (in issue order) were issued before each instant."""
+        return np.searchsorted(self.order[rows], instants, side="left")
+
+    def _rows(
+        self, *by: str, only: pl.Expr | None = None, order: str = "order_ns"
+    ) -> list[tuple[tuple[object, ...], Int64]]:
+        """Operations by the given columns, each in issue order (or by start)."""
+        chosen = self.ops if only is None else self.ops.filter(only)
+        grouped = (
+            chosen.sort(order, "start_ns", maintain_order=True)
+            .group_by(by, maintain_order=True)
+            .agg("op")
+        )
+        return [
+            (tuple(row[:-1]), np.asarray(row[-1], dtype=np.int64))
+            for row in grouped.iter_rows()
+        ]
+
+    def _barriers(self) -> None:
+        """NULL-stream work against the blocking streams of its context."""
+        key = ("pid", "context_id")
+        null = dict(self._rows(*key, only=pl.col("stream_kind") == "null"))
+        synced = pl.col("stream_kind").is_in(("blocking", "per-thread"))
+        blocking = dict(self._rows(*key, only=synced))
+        self.null_groups: dict[tuple[object, ...], tuple[int, Int64]] = {}
+        self.blocking_groups: dict[tuple[object, ...], tuple[int, Int64]] = {}
+        is_record = (self.ops["kind"] == "record").to_numpy()
+        for context, rows in null.items():
+            others = blocking.get(context, _NONE)
+            # A record takes effect when all work before it is done.
+            records = rows[is_record[rows]]
+            for before in (others, rows[~is_record[rows]]):
+                done = _prefix(
+                    self.end[before], self._before(before, self.order[records])
+                )
+                self.start[records] = np.maximum(self.start[records], done)
+            self.end[records] = self.start[records]
+            null_group, blocking_group = self._group(rows), self._group(others)
+            self.null_groups[context] = (null_group, rows)
+            self.blocking_groups[context] = (blocking_group, others)
+            before_null = self._before(others, self.order[rows])
+            self._constrain(Edge.BARRIER, rows, blocking_group, before_null, BARRIER_NS)
+            before_other = self._before(rows, self.order[others])
+            self._constrain(Edge.BARRIER, others, null_group, before_other, BARRIER_NS)
+
+    def _streams(self) -> None:
+        """Operations of a stream run in the order of their issue."""
+        engine = self.ops["engine"].cast(pl.Categorical).to_physical()
+        code = engine.cast(pl.Int64).to_numpy() + 1
+        for key, rows in self._rows("pid", "stream_id"):
+            self.stream[key] = (self._group(rows), rows)
+        usual = self._usual_gaps(code)
+        for group, rows in self.stream.values():
+            pair = np.concatenate([[0], code[rows[:-1]] * _PAIR + code[rows[1:]]])
+            kinds, back = np.unique(pair, return_inverse=True)
+            gap = np.array([usual.get(int(one), usual[-1]) for one in kinds])[back]
+            self._constrain(Edge.STREAM, rows, group, np.arange(len(rows)), gap)
+
+    def _usual_gaps(self, code: Int64) -> dict[int, int]:
+        """Median gap by pair of engines, of operations queued behind another one.
+
+        Gaps of operations that were not queued show the host, not the GPU.
+        """
+        gaps, pairs = [_NONE], [_NONE]
+        for _, rows in self.stream.values():
+            gap = self.start[rows[1:]] - self.end[rows[:-1]]
+            queued = self.order[rows[1:]] < self.end[rows[:-1]]
+            good = queued & (gap >= 0) & (gap <= HANDOVER_NS)
+            gaps.append(gap[good])
+            pairs.append((code[rows[:-1]] * _PAIR + code[rows[1:]])[good])
+        gap, pair = np.concatenate(gaps), np.concatenate(pairs)
+        usual = {-1: int(np.median(gap)) if len(gap) else DEFAULT_GAP_NS}
+        for one in np.unique(pair):
+            here = gap[pair == one]
+            if len(here) >= MIN_SAMPLES:
+                usual[int(one)] = int(np.median(here))
+        return usual
+
+    def _events(self) -> None:
+        """Streams that wait for an event: the next operation waits for its record."""
+        targets = self._records_of(self.trace.event_waits)
+        for row in targets.group_by(
+            "pid", "stream_id", "recorded_stream_id", maintain_order=True
+        ):
+            (pid, stream, recorded), waits = row
+            waiting, source = (
+                self.stream.get((pid, stream)),
+                self.stream.get((pid, recorded)),
+            )
+            if waiting is None or source is None:
+                continue
+            first = self._before(waiting[1], column(waits, "start_ns"))
+            count = self._before(source[1], column(waits, "recorded_ns"))
+            # A record on the NULL stream is a member of that stream itself.
+            null = (self.ops["stream_kind"][source[1][:1].tolist()] == "null").any()
+            count = np.minimum(count + int(null), len(source[1]))
+            there = first < len(waiting[1])
+            node = waiting[1][np.minimum(first, len(waiting[1]) - 1)]
+            self._constrain(Edge.EVENT, node[there], source[0], count[there], EVENT_NS)
+
+    def _records_of(self, waits: pl.DataFrame) -> pl.DataFrame:
+        """Waits with the record they wait for: recorded_ns, recorded_stream_id.
+
+        By record instance; where the export has none, the event's latest record
+        before the wait.
+        """
+        columns = (
+            pl.col("start_ns").alias("recorded_ns"),
+            pl.col("stream_id").alias("recorded_stream_id"),
+        )
+        records = self.trace.event_records.drop_nulls("start_ns")
+        exact = records.filter(pl.col("event_sync_id") > 0)
+        if exact.height:
+            by_instance = exact.unique(["pid", "event_sync_id"], keep="last").select(
+                "pid", "event_sync_id", *columns
+            )
+            return waits.join(
+                by_instance, on=["pid", "event_sync_id"], how="inner", validate="m:1"
+            )
+        return (
+            waits.drop_nulls("event_id")
+            .sort("start_ns")
+            .join_asof(
+                records.select("pid", "event_id", "start_ns", *columns).sort(
+                    "start_ns"
+                ),
+                on="start_ns",
+                by=["pid", "event_id"],
+                check_sortedness=False,
+            )
+            .drop_nulls("recorded_ns")
+        )
+
+    def _engines(self) -> None:
+        """Copy engines serve one copy at a time; kernels share the multiprocessors."""
+        single = self.trace.gpus.filter(pl.col("async_engines") == 1)[
+            "gpu_id"
+        ].implode()
+        lane = (
+            pl.when(pl.col("gpu_id").is_in(single) & pl.col("engine").is_in(_COPIES))
+            .then(pl.lit("copy"))
+            .otherwise("engine")
+        )
+        place = ("gpu_id", "device_id")
+        self.ops = self.ops.with_columns(lane.alias("lane"))
+        copies = pl.col("engine").is_in(_COPIES)
+        for _, rows in self._rows(*place, "lane", only=copies, order="start_ns"):
+            group = self._group(rows)
+            gap = self.start[rows[1:]] - self.end[rows[:-1]]
+            close = gap[(gap >= 0) & (gap <= HANDOVER_NS)]
+            usual = int(np.median(close)) if len(close) else DEFAULT_GAP_NS
+            self._constrain(Edge.ENGINE, rows, group, np.arange(len(rows)), usual)
+        fraction = self.ops["sm_fraction"].fill_null(0.0).to_numpy()
+        for _, rows in self._rows(
+            *place, "pid", only=pl.col("kind") == "kernel", order="start_ns"
+        ):
+            group = self._group(rows)
+            used = np.concatenate([[0.0], np.cumsum(fraction[rows])])
+            room = used[1:] - 1.0 - 1e-9
+            count = np.searchsorted(used, room, side="left")
+            count = np.minimum(count, np.arange(len(rows)))
+            self._constrain(Edge.ENGINE, rows, group, count, KERNEL_GAP_NS)
+
+    def _queues(self) -> None:
+        """Streams beyond the connection count share a queue: starts keep its order.
+
+        An operation waits until the last earlier one of the queue, of whatever
+        stream, has started (probes, H200).
+        """
+        queues = connections(self.trace)
+        for _, rows in self._rows("pid", "context_id"):
+            stream = column(self.ops, "stream_id")[rows]
+            numbers, rank = np.unique(stream, return_inverse=True)
+            if len(numbers) <= queues:
+                continue
+            for queue in range(queues):
+                here = rows[rank % queues == queue]
+                if len(here):
+                    group = self._group(here, by_start=True)
+                    self._constrain(
+                        Edge.QUEUE, here, group, np.arange(len(here)), QUEUE_NS
+                    )
+
+    # Host waits ---------------------------------------------------------------
+
+    def _waits(self) -> None:
+        """Calls that return only when GPU work is done."""
+        self.device_groups = {
+            key: (self._group(rows), rows)
+            for key, rows in self._rows("pid", "device_id")
+        }
+        syncs = self.trace.synchronizations.join(
+            self.calls.select("pid", "tid", "start_ns", "call_index").unique(
+                ["pid", "tid", "start_ns"], keep="first"
+            ),
+            on=["pid", "tid", "start_ns"],
+            how="inner",
+        )
+        self._device_waits(syncs.filter(pl.col("kind") == "device sync"), Edge.WAIT)
+        streams = syncs.filter(pl.col("kind") == "stream sync").drop_nulls("stream_id")
+        for (pid, stream), waits in streams.group_by("pid", "stream_id"):
+            at, node = column(waits, "start_ns"), self._call_nodes(waits)
+            if (pid, stream) in self.stream:
+                group, rows = self.stream[pid, stream]
+                self._constrain(
+                    Edge.WAIT, node, group, self._before(rows, at), RETURN_DEFAULT_NS
+                )
+        events = self._records_of(syncs.filter(pl.col("kind") == "event sync"))
+        for (pid, stream), waits in events.group_by("pid", "recorded_stream_id"):
+            if (pid, stream) in self.stream:
+                group, rows = self.stream[pid, stream]
+                count = self._before(rows, column(waits, "recorded_ns"))
+                self._constrain(
+                    Edge.WAIT, self._call_nodes(waits), group, count, RETURN_DEFAULT_NS
+                )
+        self._copy_waits()
+        frees = ("device free", "host free", "host unregister")
+        self._device_waits(self.calls.filter(pl.col("kind").is_in(frees)), Edge.FREE)
+
+    def _call_nodes(self, calls: pl.DataFrame) -> Int64:
+        return column(calls, "call_index") + self.ops.height
+
+    def _device_waits(self, calls: pl.DataFrame, kind: Edge) -> None:
+        """Calls that wait for everything that their device was given before."""
+        if not calls.height:
+            return
+        latency = RETURN_DEFAULT_NS if kind is Edge.WAIT else 0
+        for (pid, device), (group, rows) in self.device_groups.items():
+            here = calls.filter(pl.col("pid") == pid)
+            several = len([1 for p, _ in self.device_groups if p == pid]) > 1
+            if several:
+                here = here.filter(self._last_device(here) == device)
+            at = column(here, "start_ns")
+            count = self._before(rows, at)
+            if kind is Edge.FREE:
+                # Waits only for work that was running; a free on an idle GPU is none.
+                done = _prefix(self.end[rows], count)
+                count = np.where(
+                    (done > at) & (done <= column(here, "end_ns")), count, 0
+                )
+            self._constrain(kind, self._call_nodes(here), group, count, latency)
+
+    def _last_device(self, calls: pl.DataFrame) -> pl.Series:
+        """The device that the calling thread used last before each call."""
+        used = (
+            self.ops.join(
+                self.calls.select("pid", "correlation_id", "tid").unique(
+                    ["pid", "correlation_id"], keep="first"
+                ),
+                on=["pid", "correlation_id"],
+                how="inner",
+            )
+            .select("pid", "tid", "device_id", pl.col("order_ns").alias("start_ns"))
+            .sort("start_ns")
+        )
+        found = calls.select("pid", "tid", "start_ns").join_asof(
+            used, on="start_ns", by=["pid", "tid"], check_sortedness=False
+        )
+        return found["device_id"]
+
+    def _copy_waits(self) -> None:
+        """Synchronous copies, and asynchronous ones of pageable memory."""
+        key = ["pid", "correlation_id"]
+        host = self.trace.memcpys.filter(
+            pl.col("copy_kind").is_in(("HtoD", "DtoH"))
+            & pl.col("graph_node_id").is_null()
+        )
+        pageable = pl.col("copy_pageable")
+        copies = (
+            host.with_columns(
+                (
+                    (pl.col("src_kind") == "pageable")
+                    | (pl.col("dst_kind") == "pageable")
+                ).alias("copy_pageable"),
+                pl.col("start_ns").alias("copy_ns"),
+            )
+            .select(
+                *key, "stream_id", "copy_kind", "copy_pageable", "size_bytes", "copy_ns"
+            )
+            .unique(key, keep="last", maintain_order=True)
+            .join(
+                self.calls.filter(pl.col("kind").str.contains("memcpy")),
+                on=key,
+                how="inner",
+                validate="1:m",
+            )
+        )
+        late = (pl.col("copy_kind") == "DtoH") | (pl.col("size_bytes") > STAGED_BYTES)
+        waiting = copies.filter(
+            (late & (pageable | (pl.col("kind") == "sync memcpy")))
+            & (pl.col("end_ns") >= pl.col("copy_ns"))
+        )
+        for (pid, stream), waits in waiting.group_by("pid", "stream_id"):
+            group, rows = self.stream[pid, stream]
+            count = self._before(rows, column(waits, "start_ns")) + 1
+            self._constrain(
+                Edge.COPY,
+                self._call_nodes(waits),
+                group,
+                np.minimum(count, len(rows)),
+                RETURN_DEFAULT_NS,
+            )
+
+    # Fitting ------------------------------------------------------------------
+
+    def _fit(self) -> Graph:
+        """Latencies that reproduce the trace exactly, and the plain ones."""
+        number_ops = self.ops.height
+        empty = (_NONE,) * 5
+        kind, node, group, count, usual = (
+            np.concatenate(part) for part in zip(empty, *self.parts, strict=True)
+        )
+        order = np.argsort(node, kind="stable")
+        kind, node, group = kind[order], node[order], group[order]
+        count, usual = count[order], usual[order]
+        offset = np.concatenate([[0], np.cumsum([len(m) for m in self.members])])
+        member = np.concatenate([_NONE, *self.members])
+        by_start = np.array(self.by_start, dtype=np.bool_)
+        reached = np.concatenate(
+            [_NONE]
+            + [
+                np.maximum.accumulate((self.start if early else self.end)[rows])
+                for early, rows in zip(self.by_start, self.members, strict=True)
+            ]
+        )
+        at = np.concatenate([self.start, self.call_end])[node]
+        count = self._shorter_prefixes(kind, node, group, count, at, offset, reached)
+        slack = at - reached[offset[group] + count - 1]
+
+        # Programmatic launches start before their predecessor ends, and a call may
+        # return before its staged copy is done; anything else negative is no wait.
+        early = (kind == Edge.STREAM) | (kind == Edge.COPY)
+        begun = np.concatenate(
+            [_NONE, *(np.maximum.accumulate(self.start[rows]) for rows in self.members)]
+        )
+        early &= begun[offset[group] + count - 1] <= at
+        active = (slack >= 0) | early
+        latency = np.minimum(usual, slack)
+        plain = np.where(early & (slack < 0), slack, usual)
+        for copies in (
+            active & (kind == Edge.COPY) & side for side in (slack < 0, slack >= 0)
+        ):
+            # The host's own part of a copy: staging ends early, unstaging late.
+            plain[copies] = int(np.median(slack[copies])) if copies.any() else 0
+
+        through = np.where(active, at - slack, NEVER)
+        number_nodes = number_ops + len(self.call_end)
+        first = np.searchsorted(node, np.arange(number_nodes + 1))
+        free_at, _ = _latest(through, first, np.full(number_nodes, NEVER))
+        issue_call, issue_latency, plain_issue, fixed = self._issue(
+            free_at[:number_ops]
+        )
+        issued = np.where(
+            issue_call >= 0, self.call_start[issue_call] + issue_latency, fixed
+        )
+        duration = self.call_end - self.call_start
+        waits = np.zeros(len(duration), dtype=np.bool_)
+        is_call = node >= number_ops
+        waited = active & is_call & (slack < duration[np.maximum(node - number_ops, 0)])
+        waits[node[waited] - number_ops] = True
+        free = np.zeros(len(duration), dtype=np.bool_)
+        free[node[waited & (kind == Edge.FREE)] - number_ops] = True
+        base = np.where(waits & ~free, np.minimum(duration, WAIT_BASE_NS), duration)
+        blocked = np.zeros(len(duration), dtype=np.int64)
+        chosen = waited & (kind == Edge.FREE)
+        blocked[node[chosen] - number_ops] = (
+            (duration[node[chosen] - number_ops]) - slack[chosen]
+        )
+        base = base - np.where(free, blocked, 0)
+
+        lower = np.concatenate([issued, self.call_start + base])
+        exact = np.concatenate([self.start, self.call_end])
+        through = np.where(active, at - slack + latency, NEVER)
+        best, binding = _latest(through, first, lower)
+        residual = exact - best
+        bound = binding >= 0
+        limit = np.where(np.arange(number_nodes) < number_ops, HANDOVER_NS, RETURN_NS)
+        to_edge = bound & (residual <= limit)
+        latency[binding[to_edge]] += residual[to_edge]
+        delay = np.where(bound & ~to_edge, residual, 0)
+        own = np.where(~bound, residual, 0)
+        issue_latency = issue_latency + np.where(issue_call >= 0, own[:number_ops], 0)
+        fixed = fixed + np.where(issue_call < 0, own[:number_ops], 0)
+        base = base + own[number_ops:]
+        returned = active & (kind == Edge.WAIT) & waited
+        if returned.any():
+            plain[(kind == Edge.WAIT)] = int(np.median(latency[returned]))
+        kinds, indexes = self._event_order()
+        previous, think, handover, handover_ns = self._threads()
+        return Graph(
+            ops=self.ops,
+            calls=self.calls,
+            op_start=self.start,
+            op_duration=self.end - self.start,
+            op_delay=delay[:number_ops],
+            issue_call=issue_call,
+            issue_latency=issue_latency,
+            fixed_start=fixed,
+            call_first=self.call_start,
+            call_end=self.call_end,
+            call_duration=base,
+            call_delay=delay[number_ops:],
+            previous_call=previous,
+            think_ns=think,
+            handover_call=handover,
+            handover_ns=handover_ns,
+            op_constraints=first[: number_ops + 1],
+            call_constraints=first[number_ops:],
+            node=node,
+            kind=kind,
+            group=group,
+            count=count,
+            latency=latency,
+            plain_latency=plain,
+            plain_issue_latency=plain_issue,
+            active=active,
+            group_offset=offset[:-1],
+            group_by_start=by_start,
+            member=member,
+            event_kind=kinds,
+            event_index=indexes,
+        )
+
+    def _shorter_prefixes(
+        self,
+        kind: Int64,
+        node: Int64,
+        group: Int64,
+        count: Int64,
+        at: Int64,
+        offset: Int64,
+        reached: Int64,
+    ) -> Int64:
+        """Parallel branches of a graph follow the last node that had ended."""
+        in_graph = self.ops["graph_node_id"].is_not_null().to_numpy()
+        node_op = np.minimum(node, len(in_graph) - 1)
+        late = reached[offset[group] + count - 1] > at
+        branch = np.flatnonzero((kind == Edge.STREAM) & late & in_graph[node_op])
+        count = count.copy()
+        for one in np.unique(group[branch]):
+            here = branch[group[branch] == one]
+            begin = offset[one]
+            ends = reached[begin : begin + count[here].max()]
+            ended = np.searchsorted(ends, at[here], side="right")
+            count[here] = np.minimum(count[here], np.maximum(ended, 1))
+        return count
+
+    def _issue(self, free_at: Int64) -> tuple[Int64, Int64, Int64, Int64]:
+        """Issuing call, fitted and plain latency from its start, and fixed starts.
+
+        A call hands its work over about when it returns; how much before or after
+        is learned from operations that nothing else held back: ``free_at``, the time
+        from which their constraints let them start, was before the call.
+        """
+        key = ["pid", "correlation_id"]
+        made = self.calls.drop_nulls("correlation_id").unique(
+            key, keep="first", maintain_order=True
+        )
+        found = self.ops.select("op", *key, "engine").join(
+            made.select(*key, "call_index", "kind"),
+            on=key,
+            how="left",
+            validate="m:1",
+            maintain_order="left",
+        )
+        call = found["call_index"].fill_null(-1).to_numpy().copy()
+        since = self.start - self.call_start[call]
+        call[(call >= 0) & (since < 0)] = -1
+        idle = (call >= 0) & (free_at <= self.call_start[call])
+        learned = found.select(
+            "engine",
+            "kind",
+            pl.Series("idle", idle),
+            pl.Series("tail", self.start - self.call_end[call]),
+            pl.Series("since", since),
+        ).select(
+            pl.col("tail").filter("idle").median().over("engine", "kind"),
+            pl.col("idle").sum().over("engine", "kind").alias("samples"),
+            pl.col("since").quantile(0.05).over("engine", "kind"),
+        )
+        duration = self.call_end[call] - self.call_start[call]
+        least = learned["since"].fill_null(0).cast(pl.Int64).to_numpy()
+        tail = learned["tail"].fill_null(0).cast(pl.Int64).to_numpy()
+        known = learned["samples"].to_numpy() >= MIN_SAMPLES
+        unknown = np.where(idle, since, np.minimum(least, duration))
+        plain = np.where(known, duration + tail, unknown).clip(0)
+        plain[(self.ops["kind"] == "record").to_numpy()] = 0
+        return call, np.minimum(plain, since), plain, self.start.copy()
+
+    def _threads(self) -> tuple[Int64, Int64, Int64, Int64]:
+        """Chains of calls: previous call, host time since, and handovers."""
+        thread = ("pid", "tid")
+        chained = self.calls.select(
+            *thread,
+            "call_index",
+            "start_ns",
+            "end_ns",
+            pl.col("call_index").shift(1).over(thread).fill_null(-1).alias("previous"),
+        )
+        previous = column(chained, "previous")
+        think = np.where(previous >= 0, self.call_start - self.call_end[previous], 0)
+        handover = np.full(len(previous), -1)
+        handover_ns = np.zeros(len(previous), dtype=np.int64)
+        silent = (previous < 0) | (think > HANDOFF_NS)
+        for _, rows in chained.group_by("pid", maintain_order=True):
+            if rows["tid"].n_unique() < 2:
+                continue
+            index, tid = column(rows, "call_index"), column(rows, "tid")
+            by_end = np.argsort(self.call_end[index], kind="stable")
+            ends = self.call_end[index][by_end]
+            at = np.searchsorted(ends, self.call_start[index], side="right") - 1
+            last = by_end[np.maximum(at, 0)]
+            passed = self.call_start[index] - ends[np.maximum(at, 0)]
+            handed = silent[index] & (at >= 0) & (tid[last] != tid)
+            handed &= (previous[index] < 0) | (passed <= HANDOFF_SHARE * think[index])
+            handover[index[handed]] = index[last[handed]]
+            handover_ns[index[handed]] = passed[handed]
+        return previous, think.clip(0), handover, handover_ns
+
+    def _event_order(self) -> tuple[Int64, Int64]:
+        """All events by recorded time; a thread's own keep their sequence."""
+        calls, ops = np.arange(len(self.call_start)), np.arange(len(self.start))
+        kinds = np.repeat(
+            [CALL_START, CALL_END, OPERATION], [len(calls)] * 2 + [len(ops)]
+        )
+        indexes = np.concatenate([calls, calls, ops])
+        times = np.concatenate([self.call_start, self.call_end, self.start])
+        sequence = np.concatenate([2 * calls, 2 * calls + 1, 2 * len(calls) + ops])
+        order = np.lexsort((sequence, times))
+        return kinds[order], indexes[order]
+
+
+def connections(trace: Trace) -> int:
+    """Work queues of a process: CUDA_DEVICE_MAX_CONNECTIONS, 8 by default."""
+    text = trace.capture.environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
+    return min(32, max(1, int(text))) if text.isdigit() else 8
+
+
+def _prefix(values: Int64, count: Int64) -> Int64:
+    """Maximum of the first ``count`` values, `NEVER` for none."""
+    reached = np.concatenate([[NEVER], np.maximum.accumulate(values)])
+    return reached[count]
+
+
+def _latest(through: Int64, first: Int64, lower: Int64) -> tuple[Int64, Int64]:
+    """Per node the latest of its bounds, and which constraint it is (-1: none)."""
+    best = lower.copy()
+    binding = np.full(len(lower), -1)
+    if len(through):
+        filled = np.flatnonzero(first[1:] > first[:-1])
+        highest = np.maximum.reduceat(through, first[filled])
+        better = highest >= lower[filled]
+        best[filled[better]] = highest[better]
+        owner = np.repeat(np.arange(len(lower)), np.diff(first))
+        at_best = np.flatnonzero(through == best[owner])
+        # The first constraint of a node that reaches its bound; later ones overwrite.
+        chosen = at_best[::-1]
+        wins = np.isin(owner[chosen], filled[better])
+        binding[owner[chosen[wins]]] = chosen[wins]
+    return best, binding
