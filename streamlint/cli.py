@@ -1,0 +1,446 @@
+"""The command line; the only module that prints or exits."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from streamlint import __version__
+from streamlint.errors import StreamlintError, UsageError
+from streamlint.escape import printable
+
+if TYPE_CHECKING:
+    from streamlint.engine import Report
+    from streamlint.findings import Severity
+    from streamlint.trace.model import Trace
+
+EXIT_CLEAN, EXIT_FINDINGS, EXIT_ERROR, EXIT_NOT_ASSESSED = 0, 1, 2, 3
+_PROGRESS_AFTER_S = 2.0
+_FILE_WIDTH = 100
+_TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep")
+
+app = typer.Typer(
+    name="streamlint",
+    help="Find what makes a CUDA program slow or wrong in a captured Nsight Systems "
+    "trace: the cause, the place, the cost and the fix.",
+    epilog="Exit codes: 0 clean, 1 findings, 2 error, 3 nothing could be assessed.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class OutputFormat(str, Enum):
+    """What `lint` writes."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class FailOn(str, Enum):
+    """Severities, the most severe first; those of `streamlint.findings`."""
+
+    ERROR = "error"
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+    INFO = "info"
+
+
+class Color(str, Enum):
+    """When to colour text."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+def main() -> None:
+    """Run the command line; errors become one `error:` and one `hint:` line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A name in a trace may not exist in the terminal's encoding.
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app()
+    except StreamlintError as error:
+        _show_error(error)
+        sys.exit(error.exit_code)
+    except Exception:  # Python's own exit code, 1, would read as findings
+        _show_traceback(traceback.format_exc())
+        _show_error(
+            StreamlintError(
+                "this is a bug in streamlint", hint="report it with the lines above"
+            )
+        )
+        sys.exit(EXIT_ERROR)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"streamlint {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def lint(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...", help="SQLite exports (.sqlite) or reports (.nsys-rep)."
+        ),
+    ],
+    output_format: Annotated[
+        OutputFormat, typer.Option("--format", help="What to write.")
+    ] = OutputFormat.TEXT,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write to this file instead of stdout."),
+    ] = None,
+    select: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only these rules or families (comma-separated, repeatable)."
+        ),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(help="Not these rules or families (comma-separated, repeatable)."),
+    ] = None,
+    fail_on: Annotated[
+        FailOn, typer.Option(help="Exit with 1 on findings of this severity or above.")
+    ] = FailOn.LOW,
+    exit_zero: Annotated[
+        bool, typer.Option("--exit-zero", help="Exit with 0 in spite of findings.")
+    ] = False,
+    color: Annotated[Color, typer.Option(help="Colour the text.")] = Color.AUTO,
+) -> None:
+    """Judge traces by every rule."""
+    with _quick_imports():
+        from streamlint.engine import lint as lint_trace
+        from streamlint.findings import Severity
+        from streamlint.registry import select as select_rules
+        from streamlint.reporters import renderer
+
+        rules = select_rules(_names(select), _names(ignore))
+    if not rules:
+        raise UsageError(
+            "--select and --ignore leave no rule", hint="`streamlint rules` lists them"
+        )
+    if output is not None and output.suffix.lower() in _TRACE_SUFFIXES:
+        raise UsageError(
+            f"--output names a trace, {output}", hint="name another file to write to"
+        )
+    reports: list[Report] = []
+    failures: list[tuple[str, StreamlintError]] = []
+    for path in traces:
+        try:
+            with _opened(path) as trace, _progress(path.name) as told:
+                as_json = output_format is OutputFormat.JSON
+                report = lint_trace(trace, rules, told, with_model=as_json)
+                reports.append(report)
+        except StreamlintError as error:
+            _show_error(error)
+            failures.append((str(path), error))
+    for report in reports:
+        for _, crash in report.crashed:
+            _show_traceback(crash.traceback)
+    if reports:
+        on_screen = output is None and sys.stdout.isatty()
+        render = renderer(output_format.value)
+        text = render(
+            reports, failures, _use_color(color, on_screen), _width(on_screen)
+        )
+        _write(text, output)
+    sys.exit(
+        _exit_code(
+            reports, bool(failures), Severity(fail_on.value), exit_zero=exit_zero
+        )
+    )
+
+
+@app.command()
+def rules() -> None:
+    """List every rule with its family and what it finds."""
+    from streamlint.registry import all_rules
+
+    found = all_rules()
+    width = max(len(rule.name) for rule in found)
+    family = None
+    for rule in found:
+        if rule.family != family:
+            family = rule.family
+            typer.echo(f"{family}:")
+        typer.echo(f"  {rule.name:<{width}}  {rule.summary}")
+
+
+@app.command()
+def explain(
+    name: Annotated[str, typer.Argument(metavar="RULE", help="A rule's name.")],
+) -> None:
+    """Explain a rule: what it finds, why that costs time, and the fix."""
+    from streamlint.docs import page
+    from streamlint.registry import find
+
+    typer.echo(page(find(name)), nl=False)
+
+
+@app.command()
+def info(
+    trace: Annotated[
+        Path, typer.Argument(metavar="TRACE", help="A .sqlite export or .nsys-rep.")
+    ],
+) -> None:
+    """Show what a trace holds, and what can and cannot be judged from it."""
+    from streamlint.engine import lint as lint_trace
+    from streamlint.registry import all_rules
+    from streamlint.reporters.info import render
+
+    with _opened(trace) as opened, _progress(trace.name) as told:
+        report = lint_trace(opened, all_rules(), told, with_model=True)
+        text = render(opened, report, _width(sys.stdout.isatty()))
+    _write(text, None)
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def profile(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- CMD...", help="The program to record.")
+    ],
+    call_stacks: Annotated[
+        bool,
+        typer.Option("--call-stacks", help="Record CUDA and Python call stacks; slow."),
+    ] = False,
+    light: Annotated[
+        bool, typer.Option("--light", help="Record less, to disturb the program less.")
+    ] = False,
+    follow_forks: Annotated[
+        bool,
+        typer.Option("--follow-forks", help="Record forked processes; may hang some."),
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the report and its export here.")
+    ] = False,
+    output_format: Annotated[
+        OutputFormat, typer.Option("--format", help="What to write.")
+    ] = OutputFormat.TEXT,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write to this file instead of stdout."),
+    ] = None,
+    exit_zero: Annotated[
+        bool, typer.Option("--exit-zero", help="Exit with 0 in spite of findings.")
+    ] = False,
+) -> None:
+    """Record a program with nsys, judge the trace, exit with the program's code."""
+    from streamlint.harness import nsys
+
+    detail = nsys.Detail.LIGHT if light else nsys.Detail.FULL
+    with nsys.workspace(command, Path.cwd(), _say) as work:
+        recording = work.capture(
+            detail, call_stacks=call_stacks, follow_forks=follow_forks, keep=keep
+        )
+        failed = nsys.failure(recording)
+        try:
+            lint([work.export], output_format, output, exit_zero=exit_zero)
+        except SystemExit:
+            if failed is not None:
+                raise failed from None
+            raise
+
+
+@app.command(
+    context_settings={
+        "allow_extra_args": True,
+        "allow_interspersed_args": False,
+        "ignore_unknown_options": True,
+    },
+    add_help_option=False,
+)
+def harness(context: typer.Context) -> None:
+    """Prove the rules on a GPU: list, build, run, collect, score, capture."""
+    from streamlint.harness.__main__ import main as run_harness
+
+    sys.exit(run_harness(context.args, typer.echo, program="streamlint harness"))
+
+
+@app.command()
+def redact(
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", help="A .sqlite export or .nsys-rep.")
+    ],
+    target: Annotated[
+        Path, typer.Argument(metavar="OUT", help="The copy; must not exist.")
+    ],
+    programs: Annotated[
+        bool, typer.Option(help="Keep the names of programs and threads.")
+    ] = True,
+) -> None:
+    """Copy a trace without what tells about people and machines."""
+    from streamlint.trace.convert import REPORT_SUFFIXES, exported
+    from streamlint.trace.redact import redact as redact_trace
+
+    if source.suffix.lower() in REPORT_SUFFIXES and source.is_file():
+        source = exported(source)
+    removed = redact_trace(source, target, programs=programs).removed
+    for what, count in removed.items():
+        typer.echo(f"removed or rewritten: {count} {what}")
+    typer.echo(f"look through {target} before you pass it on")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{printable(line)}\n")
+
+
+@contextmanager
+def _quick_imports() -> Iterator[None]:
+    """Saves a tenth of a small lint: imports leave no garbage, BLAS goes unused.
+
+    The variable is read as numpy loads; programs that are started later, such as a
+    profiled one, must not see it.
+    """
+    variable = "OPENBLAS_NUM_THREADS"
+    ours = variable not in os.environ
+    os.environ.setdefault(variable, "1")
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+        if ours:
+            del os.environ[variable]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Trace]:
+    from streamlint.trace import open_trace
+
+    trace = open_trace(path)
+    try:
+        yield trace
+    finally:
+        trace.close()
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[str], None]]:
+    """Says on a terminal's stderr what is going on, once it takes over 2 s."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.status import Status
+    from rich.text import Text
+
+    name = printable(name)
+    status = Status(Text(f"reading {name}"), console=Console(stderr=True))
+    timer = threading.Timer(_PROGRESS_AFTER_S, status.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield lambda rule: status.update(Text(f"{name}: {rule}"))
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()
+
+
+def _names(values: list[str] | None) -> list[str]:
+    parts = [name.strip() for value in values or () for name in value.split(",")]
+    return [name for name in parts if name]
+
+
+def _exit_code(
+    reports: list[Report], failed: bool, fail_on: Severity, *, exit_zero: bool
+) -> int:
+    codes = {report.exit_code(fail_on) for report in reports}
+    if failed or EXIT_ERROR in codes:
+        return EXIT_ERROR
+    if EXIT_FINDINGS in codes:
+        return EXIT_CLEAN if exit_zero else EXIT_FINDINGS
+    return EXIT_NOT_ASSESSED if EXIT_NOT_ASSESSED in codes else EXIT_CLEAN
+
+
+def _use_color(color: Color, on_screen: bool) -> bool:
+    if color is Color.AUTO:
+        return on_screen and not os.environ.get("NO_COLOR")
+    return color is Color.ALWAYS
+
+
+def _width(on_screen: bool) -> int:
+    if not on_screen:
+        return _FILE_WIDTH
+    return min(_FILE_WIDTH, shutil.get_terminal_size().columns)
+
+
+def _write(text: str, output: Path | None) -> None:
+    """Write all or nothing: a file appears under its name only when complete."""
+    if output is None:
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # Whoever read our output has gone; keep Python from complaining at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    try:
+        if output.exists() and not output.is_file():
+            output.write_text(text, encoding="utf-8")  # /dev/stdout or a pipe
+            return
+        output = output.resolve()
+        handle, name = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
+        part = Path(name)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            part.chmod(0o666 & ~_umask())
+            part.replace(output)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{output} can't be written ({error.strerror})",
+            hint="name a file in a folder that exists and can be written",
+        ) from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _show_traceback(text: str) -> None:
+    sys.stderr.writelines(f"{printable(line)}\n" for line in text.splitlines())
+
+
+def _show_error(error: StreamlintError) -> None:
+    sys.stderr.write(f"error: {printable(error.message)}\n")
+    sys.stderr.write(f"hint: {printable(error.hint)}\n")

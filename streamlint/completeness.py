@@ -1,0 +1,510 @@
+"""What a recording lacks: defects of the capture, apart from faults of the program.
+
+All sentences are fixed: the profiler's own messages hold paths and are never quoted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from streamlint.findings import Confidence, Evidence, NotAssessed
+from streamlint.intervals import union
+from streamlint.l2 import L2_CALLS, l2_marks
+from streamlint.steady import Region, column, regions
+from streamlint.trace.model import Trace
+
+MIN_LOST = 3
+"""Fewer rows without their partner are an edge of the capture, not a loss."""
+MIN_LOST_SHARE = 0.01
+"""Losses below 1 % of the rows can't change what a rule says."""
+MIN_OVERHEAD_SHARE = 0.01
+"""The profiler may take 1 % of the judged region, the error of any estimate."""
+START_UP_IDS = 120
+"""Correlation ids that the runtime spends on starting up, all in one go.
+
+116 or 117 in every capture seen, of driver queries that are skipped by default.
+"""
+START_UP_HOLE = 100
+"""A hole of this many ids is the start-up."""
+FIRST_ID = 10_000
+"""A process whose first recorded call has a higher id was not recorded from its start.
+
+Ids count from 1; programs that skip more calls before the first recorded one were
+not seen.
+"""
+_MAX_EVIDENCE = 5
+
+
+class Defect(NamedTuple):
+    """One way in which a recording is incomplete or distorted.
+
+    ``kind`` names it in words that are the same in every run; ``count`` is of the
+    rows, calls or messages concerned; ``words`` is one sentence, ``recapture`` says
+    what mends it. ``evidence`` is empty where it has no place on the timeline.
+    """
+
+    kind: str
+    count: int
+    words: str
+    recapture: str
+    evidence: tuple[Evidence, ...] = ()
+    confidence: Confidence = Confidence.HIGH
+
+
+def defects(trace: Trace) -> tuple[Defect, ...]:
+    """Every distinct defect of the recording, what is missing first."""
+    return trace.derived(_defects)
+
+
+def no_gpu_work(trace: Trace) -> NotAssessed | None:
+    """Why nothing can be judged, if the trace shows no GPU work worth judging."""
+    return trace.derived(_no_gpu_work)
+
+
+def unrecorded_calls(trace: Trace) -> int:
+    """How many CUDA calls the trace can't show: holes in the correlation ids.
+
+    Counted between the first and the last id of each process, without the
+    runtime's start-up and without stream queries, which leave another row.
+    """
+    return trace.derived(_unrecorded_calls)
+
+
+# Whether there is anything to judge ---------------------------------------------
+
+
+def _no_gpu_work(trace: Trace) -> NotAssessed | None:
+    work = trace.gpu_ops.filter(pl.col("kind") != "memset").height
+    if work:
+        return None
+    calls = trace.runtime_calls.filter(pl.col("kind") != "noise").height
+    launched = trace.launches.filter(
+        ~pl.col("kind").str.contains("memset") & (pl.col("return_value") == 0)
+    ).height
+    told = _told_by_profiler(trace)
+    if launched:
+        reason = f"{launched} calls issued GPU work, but no kernel or copy was recorded"
+        recapture = "let the program end by itself; record with a current nsys, -t cuda"
+    elif calls:
+        reason = f"{calls} CUDA calls were recorded, but none issued a kernel or a copy"
+        recapture = "record the part that uses the GPU, to its end, with -t cuda"
+    elif trace.capture.cuda_traced is False:
+        reason, recapture = "CUDA was not traced", "record with -t cuda,nvtx"
+    else:
+        reason = "no CUDA activity was recorded"
+        recapture = (
+            "record the process that uses the GPU with -t cuda,nvtx "
+            "(--trace-fork-before-exec=true for forked workers)"
+        )
+    return NotAssessed(f"{reason}{told}", recapture)
+
+
+_TELLING = (
+    "Error when processing events",
+    "CUDA profiling might have not been started correctly",
+    "No CUDA events collected",
+    "Not all CUDA events might have been collected",
+)
+
+
+def _told_by_profiler(trace: Trace) -> str:
+    """What the profiler itself said about it; fixed texts only, never raw ones."""
+    texts = trace.diagnostics["text"].drop_nulls()
+    said = [text for text in _TELLING if texts.str.starts_with(text).any()]
+    return f' (nsys: "{said[0]}")' if said else ""
+
+
+# Rows without their partner -----------------------------------------------------
+
+
+def _lost_work(trace: Trace) -> list[Defect]:
+    """Launches that succeeded and left no row of GPU work."""
+    calls = trace.launches.filter(pl.col("return_value") == 0)
+    alone = calls.join(trace.gpu_ops, on=["pid", "correlation_id"], how="anti")
+    alone = alone.filter(~_during_capture(trace, alone))
+    is_graph = pl.col("kind") == "graph launch"
+    found: list[Defect] = []
+    launched, lost = calls.filter(~is_graph).height, alone.filter(~is_graph)
+    if _matters(lost.height, launched):
+        found.append(
+            Defect(
+                "launches without GPU rows",
+                lost.height,
+                f"{lost.height} of {launched} launches and copies left no row of "
+                "GPU work",
+                "let the program end by itself, or call cudaProfilerStop before it "
+                "is stopped; record with a current nsys",
+                _places(lost, "{} without a row of GPU work", "name"),
+            )
+        )
+    graphs, lost = calls.filter(is_graph).height, alone.filter(is_graph)
+    if _matters(lost.height, graphs):
+        found.append(
+            Defect(
+                "graph launches without GPU rows",
+                lost.height,
+                f"{lost.height} of {graphs} graph launches left no row of GPU work",
+                "record with --cuda-graph-trace=node, or with nsys 2024.2 or newer",
+                _places(lost, "{} without a row of GPU work", "name"),
+            )
+        )
+    return found
+
+
+def _during_capture(trace: Trace, calls: pl.DataFrame) -> pl.Series:
+    """Whether any thread of the process captured a stream as each call began.
+
+    A thread may issue into a capture that another thread began.
+    """
+    during = np.zeros(calls.height, dtype=np.bool_)
+    starts, pids = column(calls, "start_ns"), column(calls, "pid")
+    for (pid,), here in trace.captures.group_by("pid", maintain_order=True):
+        open_ = union(column(here, "start_ns"), column(here, "end_ns"))
+        during |= (pids == pid) & (open_.overlap_ns(starts, starts + 1) > 0)
+    return pl.Series("during", during, dtype=pl.Boolean)
+
+
+def _lost_calls(trace: Trace) -> list[Defect]:
+    """GPU work, not of graph nodes, without the call that issued it."""
+    ops = trace.gpu_ops.filter(pl.col("graph_node_id").is_null())
+    alone = ops.filter(pl.col("issue_ns").is_null())
+    if not _matters(alone.height, ops.height):
+        return []
+    return [
+        Defect(
+            "GPU rows without calls",
+            alone.height,
+            f"{alone.height} of {ops.height} GPU operations have no row of the API "
+            "call that issued them",
+            "record the program from its start to its end, and export all of it",
+            _places(alone, "{} without its API call", "kind"),
+        )
+    ]
+
+
+def _matters(lost: int, total: int) -> bool:
+    return lost >= MIN_LOST and lost >= MIN_LOST_SHARE * total
+
+
+def _places(rows: pl.DataFrame, what: str, name: str) -> tuple[Evidence, ...]:
+    columns = ("start_ns", "end_ns", name, "correlation_id")
+    return tuple(
+        Evidence(start, end, what.format(word), correlation_id)
+        for start, end, word, correlation_id in rows.select(columns)
+        .head(_MAX_EVIDENCE)
+        .iter_rows()
+    )
+
+
+def _invalid_rows(trace: Trace) -> list[Defect]:
+    # Rows are counted as their tables are loaded.
+    _ = trace.gpu_ops, trace.synchronizations
+    tables = (
+        *("kernels", "memcpys", "memsets", "graph_traces"),
+        *("runtime_calls", "synchronizations"),
+    )
+    dropped = {name: trace.invalid_rows.get(name, 0) for name in tables}
+    total = sum(dropped.values())
+    if not total:
+        return []
+    names = ", ".join(
+        f"{n} of {name.replace('_', ' ')}" for name, n in dropped.items() if n
+    )
+    return [
+        Defect(
+            "invalid rows",
+            total,
+            f"rows without usable times were left out ({names})",
+            "record again with a current nsys",
+        )
+    ]
+
+
+def _holes(trace: Trace) -> list[Defect]:
+    """Calls without a row, where that is more than the default of nsys."""
+    missing = unrecorded_calls(trace)
+    calls = trace.runtime_calls
+    if trace.capture.all_apis is True:
+        if not _matters(missing, calls.height):
+            return []
+        return [
+            Defect(
+                "unrecorded calls",
+                missing,
+                f"at least {missing} API calls were not recorded, although all APIs "
+                "were traced",
+                "record a shorter run, or with a current nsys",
+            )
+        ]
+    l2_calls = calls.filter(pl.col("kind").is_in(L2_CALLS))
+    if not missing or not l2_calls.height or l2_marks(trace).any:
+        return []
+    # Skipping is the default; it hides something only from who uses the L2 limit.
+    return [
+        Defect(
+            "unrecorded calls beside L2 control",
+            missing,
+            f"at least {missing} API call{'s were' if missing > 1 else ' was'} not "
+            "recorded; cudaDeviceSetLimit, which reserves L2, is never recorded by "
+            "default",
+            "record with --cuda-trace-all-apis=true",
+            _places(l2_calls, "{} controls L2", "name"),
+        )
+    ]
+
+
+def _unrecorded_calls(trace: Trace) -> int:
+    key = ["pid", "correlation_id"]
+    seen = (
+        pl.concat(
+            [
+                frame.select(key)
+                for frame in (trace.runtime_calls, trace.gpu_ops, trace.event_records)
+            ]
+        )
+        .filter(pl.col("correlation_id") > 0)
+        .unique()
+    )
+    queries = trace.queries.group_by("pid").len()
+    named = trace.runtime_calls.filter(pl.col("kind") == "query")
+    missing = 0
+    for (pid,), here in seen.group_by("pid", maintain_order=True):
+        ids = column(here.sort("correlation_id"), "correlation_id")
+        holes = np.diff(ids) - 1
+        start_up = np.flatnonzero(holes >= START_UP_HOLE)
+        if len(start_up):
+            holes[start_up[0]] = max(0, int(holes[start_up[0]]) - START_UP_IDS)
+        polled = int(queries.filter(pl.col("pid") == pid)["len"].sum())
+        polled -= named.filter(pl.col("pid") == pid).height
+        missing += max(0, int(holes.sum()) - max(0, polled))
+    return missing
+
+
+# Distorted times ----------------------------------------------------------------
+
+
+def _overhead(trace: Trace) -> list[Defect]:
+    """Judged time that the profiler took in threads that use CUDA."""
+    threads = trace.runtime_calls.select("pid", "tid").unique()
+    rows = trace.profiler_overhead.join(threads, on=["pid", "tid"], how="semi")
+    worst: tuple[float, int, Region] | None = None
+    parts: list[pl.DataFrame] = []
+    for pid, region in regions(trace).items():
+        here = rows.filter(
+            (pl.col("pid") == pid)
+            & (pl.col("start_ns") < region.end_ns)
+            & (pl.col("end_ns") > region.start_ns)
+        )
+        spans = union(column(here, "start_ns"), column(here, "end_ns"))
+        lost = spans.clip(region.start_ns, region.end_ns).total_ns
+        share = lost / max(1, region.duration_ns)
+        if share <= MIN_OVERHEAD_SHARE:
+            continue
+        parts.append(here)
+        if worst is None or share > worst[0]:
+            worst = (share, lost, region)
+    if worst is None:
+        return []
+    share, lost, _ = worst
+    hit = pl.concat(parts)
+    longest = hit.sort(pl.col("end_ns") - pl.col("start_ns"), descending=True)
+    return [
+        Defect(
+            "profiler overhead",
+            hit.height,
+            f"the profiler itself took {lost / 1e6:.2f} ms of the judged time "
+            f"({share:.0%}) in threads that use CUDA"
+            + (f", worst of {len(parts)} processes" if len(parts) > 1 else ""),
+            "warm up all threads before the part to judge, and record more of it"
+            + (
+                "; flush later with --flush-on-cudaprofilerstop=false"
+                if trace.diagnostics["text"].str.contains(_RANGE).any()
+                else ""
+            ),
+            tuple(
+                Evidence(start, end, "the profiler was at work")
+                for start, end in longest.select("start_ns", "end_ns")
+                .head(_MAX_EVIDENCE)
+                .iter_rows()
+            ),
+        )
+    ]
+
+
+def _inflated_launches(trace: Trace) -> list[Defect]:
+    """Options of the capture that make launches dearer than they are.
+
+    The factors are of graphs of 50 nodes, traced and untraced, on an H200.
+    """
+    found: list[Defect] = []
+    graphs = trace.launches.filter(pl.col("kind") == "graph launch")
+    if trace.capture.graph_mode == "node" and graphs.height >= MIN_LOST:
+        found.append(
+            Defect(
+                "graphs traced by node",
+                graphs.height,
+                "graphs were traced node by node: cudaGraphLaunch takes about 12 times "
+                "as long as untraced and cudaGraphExecUpdate 16 times (traced as "
+                "whole graphs 5 and 2.4 times)",
+                "judge the cost of launches with --cuda-graph-trace=graph",
+                _places(graphs, "{} traced by node", "name"),
+            )
+        )
+    launches = trace.launches
+    stacks = launches.filter(pl.col("callchain_id").is_not_null())
+    if _matters(stacks.height, launches.height):
+        found.append(
+            Defect(
+                "call stacks of launches",
+                stacks.height,
+                f"call stacks were taken at {stacks.height} of {launches.height} "
+                "launches and copies: launch-bound parts look slower than they are",
+                "judge the cost of launches without call stacks of kernels and "
+                "copies: --cudabacktrace=sync",
+                _places(stacks, "{} with a call stack", "name"),
+            )
+        )
+    return found
+
+
+# What the profiler said ---------------------------------------------------------
+
+
+class _Message(NamedTuple):
+    """A message of the profiler, by a part of its text, and what it means.
+
+    The number that the pattern captures is the count; without one, messages count.
+    """
+
+    pattern: str
+    kind: str
+    words: str
+    recapture: str
+    confidence: Confidence = Confidence.HIGH
+
+
+_SMALLER = "record a shorter part of the run, and let the program end by itself"
+_MESSAGES = (
+    _Message(
+        r"^Error when processing events",
+        "events lost on import",
+        "nsys could not read part of the recorded events",
+        "record again with a current nsys; a shorter run loses less",
+    ),
+    _Message(
+        r"^Number of incomplete CUPTI events dropped:\s*([0-9]{1,12})",
+        "incomplete events dropped",
+        "nsys dropped incomplete events: operations at the end are missing",
+        "synchronize before the program ends, and let it end by itself",
+    ),
+    _Message(
+        r"Some CUPTI events might be missing",
+        "buffers not collected",
+        "nsys did not collect all of its buffers: events may be missing",
+        _SMALLER,
+    ),
+    _Message(
+        r"^Couldn't allocate CUPTI buf",
+        "buffers not allocated",
+        "nsys could not allocate buffers: events are missing",
+        _SMALLER,
+    ),
+    _Message(
+        r"^Reached the size limit on recording trace events",
+        "size limit reached",
+        "nsys reached its size limit: later events are missing",
+        _SMALLER,
+    ),
+    _Message(
+        r"^Installed CUDA driver version .* is not supported by this build",
+        "driver newer than nsys",
+        "the CUDA driver is newer than this nsys supports: rows may be missing",
+        "record with a current nsys",
+        Confidence.MEDIUM,
+    ),
+)
+_INCOMPLETE = r"^Not all CUDA events might have been collected"
+_RANGE = r"^Profiling started due to "
+
+
+def _told(trace: Trace) -> list[Defect]:
+    """Losses that the profiler reported."""
+    texts = trace.diagnostics["text"].drop_nulls()
+    found = [
+        Defect(m.kind, count, m.words, m.recapture, confidence=m.confidence)
+        for m in _MESSAGES
+        if (count := _count(texts, m.pattern))
+    ]
+    incomplete = int(texts.str.contains(_INCOMPLETE).sum())
+    # It says so at every planned stop of a range, too.
+    if incomplete and not found and not texts.str.contains(_RANGE).any():
+        found.append(
+            Defect(
+                "events perhaps lost",
+                incomplete,
+                "nsys is not sure that it collected all CUDA events",
+                "let the program end by itself while it is being recorded",
+                confidence=Confidence.LOW,
+            )
+        )
+    return found
+
+
+def _count(texts: pl.Series, pattern: str) -> int:
+    matching = texts.filter(texts.str.contains(pattern))
+    # Where the pattern has no group of its own, the empty one is the first.
+    numbers = matching.str.extract(f"{pattern}()", 1).cast(pl.Int64, strict=False)
+    return int(numbers.fill_null(1).sum())
+
+
+def _partial(trace: Trace) -> list[Defect]:
+    """Recordings and exports of a part of the program."""
+    found: list[Defect] = []
+    ranges = int(trace.diagnostics["text"].drop_nulls().str.contains(_RANGE).sum())
+    first = trace.runtime_calls.group_by("pid").agg(pl.col("correlation_id").min())
+    late = first.filter(pl.col("correlation_id") > FIRST_ID).height
+    if ranges or late:
+        found.append(
+            Defect(
+                "partial range",
+                max(ranges, late),
+                "the recording does not begin with the program: what was created, "
+                "recorded or launched before is missing",
+                "record from the start of the program where that matters "
+                "(--capture-range=none)",
+            )
+        )
+    if trace.capture.filtered:
+        found.append(
+            Defect(
+                "filtered export",
+                1,
+                "only chosen tables or times were exported",
+                "export again without --tables and --times",
+            )
+        )
+    elif "DIAGNOSTIC_EVENT" not in trace.table_names:
+        found.append(
+            Defect(
+                "no messages of the profiler",
+                1,
+                "the export has no table DIAGNOSTIC_EVENT: losses that the profiler "
+                "noticed can't be seen",
+                "record and export with nsys 2024.2 or newer",
+            )
+        )
+    return found
+
+
+_CHECKS: tuple[Callable[[Trace], list[Defect]], ...] = (
+    *(_lost_work, _lost_calls, _told, _invalid_rows, _holes, _partial),
+    *(_overhead, _inflated_launches),
+)
+
+
+def _defects(trace: Trace) -> tuple[Defect, ...]:
+    return tuple(defect for check in _CHECKS for defect in check(trace))

@@ -1,0 +1,150 @@
+"""Runs rules over a trace and turns whatever happens into outcomes."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import polars as pl
+
+from streamlint.changes import Change
+from streamlint.completeness import no_gpu_work
+from streamlint.cost import trusted
+from streamlint.errors import StreamlintError
+from streamlint.findings import Claim, Crashed, Finding, NotAssessed, Severity
+from streamlint.overview import Overview, overview
+from streamlint.replay import Replay, replay_of, span_ns
+from streamlint.rule import Rule
+from streamlint.trace.capture import Capture
+from streamlint.trace.model import Trace
+
+
+class Judgement(NamedTuple):
+    """What one rule said: at most one of the three is not empty."""
+
+    rule: Rule
+    findings: tuple[Finding, ...] = ()
+    not_assessed: NotAssessed | None = None
+    crashed: Crashed | None = None
+
+
+class Model(NamedTuple):
+    """How well the replay fits a trace, and what all fixes save together.
+
+    ``error`` is its GPU span over the recorded one, less 1. ``joint_ns`` is the
+    time that fixing the ``joint_fixes`` what-if findings together saves, less than
+    the sum of theirs; None where there are not two, or the error is too large.
+    """
+
+    error: float
+    joint_fixes: int = 0
+    joint_ns: int | None = None
+    joint_share: float | None = None
+
+
+class Report(NamedTuple):
+    """Everything that was said about one trace; needs the trace no more.
+
+    ``model`` is None where no cost was replayed.
+    """
+
+    path: Path
+    capture: Capture
+    overview: Overview
+    judgements: tuple[Judgement, ...]
+    model: Model | None = None
+
+    @property
+    def findings(self) -> list[tuple[Rule, Finding]]:
+        """All findings, the most severe and then the dearest first."""
+        pairs = [(j.rule, finding) for j in self.judgements for finding in j.findings]
+        return sorted(
+            pairs, key=lambda p: (p[1].severity.rank, -(p[1].cost.ns or 0), p[0].name)
+        )
+
+    @property
+    def not_assessed(self) -> list[tuple[Rule, NotAssessed]]:
+        """Rules that could not tell, in rule order."""
+        return [
+            (j.rule, j.not_assessed)
+            for j in self.judgements
+            if j.not_assessed is not None
+        ]
+
+    @property
+    def crashed(self) -> list[tuple[Rule, Crashed]]:
+        """Rules with a bug, in rule order."""
+        return [(j.rule, j.crashed) for j in self.judgements if j.crashed is not None]
+
+    @property
+    def assessed_any(self) -> bool:
+        """Whether any rule about the program could be judged."""
+        judged = [j for j in self.judgements if not j.rule.judges_capture]
+        if not judged:
+            judged = list(self.judgements)
+        return any(j.not_assessed is None and j.crashed is None for j in judged)
+
+    def exit_code(self, fail_on: Severity) -> int:
+        """0 clean, 1 findings from ``fail_on`` up, 2 a crash, 3 nothing assessed."""
+        if self.crashed:
+            return 2
+        if any(f.severity.at_least(fail_on) for _, f in self.findings):
+            return 1
+        return 0 if self.assessed_any or not self.judgements else 3
+
+
+def lint(
+    trace: Trace,
+    rules: Iterable[Rule],
+    on_rule: Callable[[str], None] = lambda _: None,
+    *,
+    with_model: bool = False,
+) -> Report:
+    """Judge ``trace`` by every rule; ``on_rule`` is told each name before it runs.
+
+    ``with_model`` replays the run even if no finding needs it, for its error.
+    """
+    judgements: list[Judgement] = []
+    for rule in rules:
+        on_rule(rule.name)
+        judgements.append(_judge(trace, rule))
+    changes = [
+        finding.change
+        for judgement in judgements
+        for finding in judgement.findings
+        if finding.change is not None and finding.cost.claim is Claim.WHAT_IF
+    ]
+    replayed = any(f.change is not None for j in judgements for f in j.findings)
+    model = None
+    if (replayed or with_model) and trace.gpu_ops.height:
+        model = _model(replay_of(trace), changes)
+    return Report(trace.path, trace.capture, overview(trace), tuple(judgements), model)
+
+
+def _model(replay: Replay, changes: list[Change]) -> Model:
+    if len(changes) < 2 or not trusted(replay):
+        return Model(replay.error)
+    recorded = span_ns(replay.recorded)
+    saved = max(0, recorded - span_ns(replay.run(changes)))
+    return Model(replay.error, len(changes), saved, saved / max(1, recorded))
+
+
+def _judge(trace: Trace, rule: Rule) -> Judgement:
+    try:
+        unable = None if rule.judges_capture else no_gpu_work(trace)
+        for name in rule.needs:
+            unable = unable or trace.missing(name)
+        if unable is not None:
+            return Judgement(rule, not_assessed=unable)
+        outcome = rule.check(trace)
+        if isinstance(outcome, NotAssessed):
+            return Judgement(rule, not_assessed=outcome)
+        return Judgement(rule, findings=tuple(outcome))
+    except StreamlintError:
+        raise  # the trace itself can't be read further
+    # A bug in one rule must not hide the others; polars panics are BaseExceptions.
+    except (Exception, pl.exceptions.PanicException) as error:
+        summary = f"{type(error).__name__} in rule {rule.name}"
+        return Judgement(rule, crashed=Crashed(summary, traceback.format_exc()))

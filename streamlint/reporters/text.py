@@ -1,0 +1,249 @@
+"""Text for a terminal: the dearest first, then what could not be told."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+
+from streamlint.engine import Model, Report
+from streamlint.escape import printable
+from streamlint.findings import Claim, Cost, Finding, NotAssessed, Severity
+from streamlint.reporters import Failure
+from streamlint.rule import Rule
+from streamlint.where import describe
+
+_STYLES = {
+    Severity.ERROR: "bold red",
+    Severity.HIGH: "red",
+    Severity.MEDIUM: "yellow",
+    Severity.LOW: "cyan",
+    Severity.INFO: "dim",
+}
+_CLAIMS = {
+    Claim.WHAT_IF: "fixing it saves about {}",
+    Claim.UPPER_BOUND: "costs at most {}",
+    Claim.LOWER_BOUND: "costs at least {}",
+    Claim.DIRECT: "takes {}",
+}
+_MAX_NAME = 72
+
+
+def render(
+    reports: Sequence[Report], failures: Sequence[Failure], color: bool, width: int
+) -> str:
+    """One section a trace and, for several, a total."""
+    del failures  # the command line names them on stderr
+    page = Page(width)
+    for index, report in enumerate(reports):
+        if index:
+            page.line()
+        _section(page, report)
+    if len(reports) > 1:
+        page.line()
+        page.line(f"{len(reports)} traces: {_totals(reports)}", "bold")
+    return page.text(color=color)
+
+
+def duration(ns: int) -> str:
+    """A time with three significant digits and a unit."""
+    for unit, factor in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if abs(ns) >= 0.9995 * factor:
+            value = ns / factor
+            digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+            return f"{value:.{digits}f} {unit}"
+    return f"{ns} ns"
+
+
+class Page:
+    """Lines of styled text, wrapped to a width with hanging indents."""
+
+    def __init__(self, width: int, label_width: int = 6) -> None:
+        """``width`` in columns, of which labels take ``label_width``."""
+        self._width = max(40, width)
+        self._label_width = label_width
+        self._lines: list[tuple[str, str, int]] = []
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """One line as it is."""
+        self._lines.append((text, style, len(text)))
+
+    def paragraph(self, text: str, style: str = "", *, indent: str = "") -> None:
+        """A text that may be longer than a line."""
+        for line in self._wrapped(text, indent, indent):
+            self.line(line, style)
+
+    def field(self, label: str, text: str) -> None:
+        """A labelled text, wrapped under itself."""
+        lead = f"    {label:<{self._label_width}} "
+        wrapped = self._wrapped(text, lead, " " * len(lead))
+        for number, line in enumerate(wrapped or [lead]):
+            self._lines.append((line, "dim", 0 if number else len(lead)))
+
+    def _wrapped(self, text: str, first: str, rest: str) -> list[str]:
+        return textwrap.wrap(
+            text,
+            self._width,
+            initial_indent=first,
+            subsequent_indent=rest,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+    def text(self, *, color: bool) -> str:
+        """All lines, with ANSI styles if wanted."""
+        if not color:
+            return "".join(f"{line}\n" for line, _, _ in self._lines)
+        # Costs a quarter of a small lint: only where it is seen.
+        from rich.console import Console
+        from rich.text import Text
+
+        buffer = io.StringIO()
+        console = Console(
+            file=buffer, force_terminal=True, color_system="standard", width=self._width
+        )
+        for line, style, styled in self._lines:
+            shown = Text(line)
+            shown.stylize(style, 0, styled)
+            console.print(shown, soft_wrap=True)
+        return buffer.getvalue()
+
+
+def _section(page: Page, report: Report) -> None:
+    page.line(_head(report), "bold")
+    by_severity: dict[Severity, list[tuple[Rule, Finding]]] = {}
+    for rule, finding in report.findings:
+        by_severity.setdefault(finding.severity, []).append((rule, finding))
+    for severity, pairs in by_severity.items():
+        page.line()
+        page.line(f"{severity.value} ({len(pairs)})", _STYLES[severity])
+        for rule, finding in pairs:
+            _finding(page, rule, finding)
+    if report.not_assessed:
+        not_assessed(page, report.not_assessed)
+    for rule, crash in report.crashed:
+        page.line()
+        page.line(f"crashed: {rule.name}", "bold red")
+        page.field(
+            "bug", f"{crash.summary}; this is a bug in streamlint, please report it"
+        )
+    page.line()
+    if report.model is not None:
+        page.paragraph(_model(report.model), "dim")
+    page.paragraph(_verdict(report), "bold")
+
+
+def _head(report: Report) -> str:
+    facts, capture = report.overview, report.capture
+    gpus = Counter(facts.gpus)
+    parts = [printable(report.path.name)]
+    parts += [
+        printable(name, 40) + (f" x{n}" if n > 1 else "") for name, n in gpus.items()
+    ]
+    parts += [f"nsys {printable(capture.exporter, 20)}"] if capture.exporter else []
+    parts += (
+        [f"GPU span {duration(facts.span_ns)}"] if facts.span_ns is not None else []
+    )
+    return " · ".join(parts)
+
+
+def _finding(page: Page, rule: Rule, finding: Finding) -> None:
+    page.line(f"  {rule.name}")
+    page.field("what", printable(finding.message))
+    if finding.severity is Severity.INFO:
+        return  # costs too little to act on: one look is enough
+    page.field("cost", _cost(finding.cost, finding))
+    place = _place(finding)
+    if place:
+        page.field("where", place)
+    for frame in finding.where.source:
+        page.field("source", printable(describe(frame), 160))
+    first = finding.evidence[0]
+    when = (
+        f"at {first.start_ns / 1e9:.6f} s for {duration(first.end_ns - first.start_ns)}"
+    )
+    page.field("look", f"{when}: {printable(first.what, 100)}")
+    page.field("fix", finding.fix)
+
+
+def _cost(cost: Cost, finding: Finding) -> str:
+    sure = f"{finding.confidence.value} confidence"
+    if cost.ns is None or cost.share is None:
+        return f"no time claimed ({cost.method}); {sure}"
+    amount = f"{duration(cost.ns)}, {100 * cost.share:.1f} % of the judged time"
+    return f"{_CLAIMS[cost.claim].format(amount)} ({cost.method}); {sure}"
+
+
+def _place(finding: Finding) -> str:
+    where = finding.where
+    parts: list[str] = []
+    if where.pid is not None:
+        name = printable(where.process, 40) + ", " if where.process else ""
+        parts.append(f"{name}pid {where.pid}")
+    parts += [f"device {where.device}"] if where.device is not None else []
+    parts += [_some("stream", where.streams)] if where.streams else []
+    parts += [_some("thread", where.threads)] if len(where.threads) > 1 else []
+    parts += [_names("kernel", where.kernels)] if where.kernels else []
+    parts += [_names("NVTX range", where.nvtx)] if where.nvtx else []
+    return "; ".join(parts)
+
+
+def _some(noun: str, ids: tuple[int, ...]) -> str:
+    shown = ", ".join(str(i) for i in ids[:6])
+    more = f" and {len(ids) - 6} more" if len(ids) > 6 else ""
+    return f"{noun}{'s' if len(ids) > 1 else ''} {shown}{more}"
+
+
+def _names(noun: str, names: tuple[str, ...]) -> str:
+    shown = ", ".join(printable(name, _MAX_NAME) for name in names)
+    return f"{noun}{'s' if len(names) > 1 else ''} {shown}"
+
+
+def not_assessed(page: Page, pairs: list[tuple[Rule, NotAssessed]]) -> None:
+    """The rules that could not tell, grouped by reason."""
+    page.line()
+    page.line(f"not assessed ({len(pairs)})", "magenta")
+    groups: dict[NotAssessed, list[str]] = {}
+    for rule, why in pairs:
+        groups.setdefault(why, []).append(rule.name)
+    for why, names in groups.items():
+        if len(names) > 4:
+            names = [*names[:3], f"and {len(names) - 3} more"]
+        page.paragraph(", ".join(names), indent="  ")
+        page.field("why", printable(why.reason))
+        page.field("how", printable(why.recapture))
+
+
+def _model(model: Model) -> str:
+    words = f"replay: reproduces the GPU span within {100 * abs(model.error):.1f} %"
+    if model.joint_ns is not None and model.joint_share is not None:
+        words += (
+            f"; the {model.joint_fixes} what-if fixes together save about "
+            f"{duration(model.joint_ns)} ({100 * model.joint_share:.1f} %)"
+        )
+    return words
+
+
+def _verdict(report: Report) -> str:
+    if not report.assessed_any and not report.findings and not report.crashed:
+        return "cannot be assessed: this trace neither shows nor rules out a fault"
+    silent = sum(
+        1
+        for j in report.judgements
+        if not j.findings and j.not_assessed is None and j.crashed is None
+    )
+    rules = "rule" if silent == 1 else "rules"
+    return f"{_totals([report])}; {silent} {rules} found nothing"
+
+
+def _totals(reports: Sequence[Report]) -> str:
+    counts = Counter(f.severity for r in reports for _, f in r.findings)
+    total = sum(counts.values())
+    parts = [f"{counts[s]} {s.value}" for s in Severity if counts[s]]
+    words = f"{total} finding{'' if total == 1 else 's'}"
+    words += f" ({', '.join(parts)})" if parts else ""
+    unable = sum(len(r.not_assessed) for r in reports)
+    words += f"; {unable} not assessed" if unable else ""
+    crashed = sum(len(r.crashed) for r in reports)
+    return words + (f"; {crashed} crashed" if crashed else "")

@@ -1,0 +1,121 @@
+"""What recording adds to calls, and prices without it.
+
+Recording makes launches longer, and calls about graphs many times longer, so a trace
+overstates what they cost. Measured on an H200 with and without nsys 2025.3.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from streamlint.changes import Change
+from streamlint.cost import trusted
+from streamlint.findings import Claim, Cost
+from streamlint.intervals import Int64, union
+from streamlint.replay import Replay, replay_of
+from streamlint.steady import Region, column
+from streamlint.trace.model import Trace
+
+LAUNCH_ADDED_NS = 1_900
+"""What recording adds to a kernel launch."""
+GRAPH_LAUNCH_NS = 5_000
+"""An untraced launch of a graph of 50 nodes (3.6 to 6.3 us)."""
+UPLOAD_NS = 67_000
+"""What the first launch of an executable graph takes more (65 to 70 us)."""
+UPDATE_FACTOR = {"node": 16.0, "graph": 2.4}
+"""How much longer a recorded cudaGraphExecUpdate takes, by graph mode."""
+
+
+def shortened(replay: Replay, calls: Int64, to_ns: Int64) -> Change:
+    """These calls take at most so long, and their operations come earlier by it."""
+    graph = replay.graph
+    cut = np.zeros(len(graph.call_duration), dtype=np.int64)
+    cut[calls] = (graph.call_duration[calls] - to_ns).clip(0)
+    ops = np.flatnonzero((graph.issue_call >= 0) & (cut[graph.issue_call] > 0))
+    issue = (graph.issue_latency[ops] - cut[graph.issue_call[ops]]).clip(0)
+    return Change(call_duration=(calls, to_ns), issue_latency=(ops, issue))
+
+
+def untraced(
+    trace: Trace, pid: int, *, uploading: pl.DataFrame | None = None
+) -> list[Change]:
+    """Launches of a process, and all its host time, without what recording adds.
+
+    ``uploading`` are launches of graphs that take the upload as well, `UPLOAD_NS`.
+    """
+    replay = replay_of(trace)
+    launches = _launches(trace, replay, pid, uploading)
+    return [launches, *_without_profiler(trace, replay, pid)]
+
+
+def _launches(
+    trace: Trace, replay: Replay, pid: int, uploading: pl.DataFrame | None
+) -> Change:
+    graph = replay.graph
+    chosen = graph.calls.filter(
+        (pl.col("pid") == pid)
+        & pl.col("kind").is_in(("kernel launch", "graph launch", "graph update"))
+    )
+    index = column(chosen, "call_index")
+    duration = graph.call_duration[index]
+    factor = UPDATE_FACTOR.get(trace.capture.graph_mode or "", 1.0)
+    to_ns = np.where(
+        (chosen["kind"] == "graph launch").to_numpy(),
+        np.minimum(duration, GRAPH_LAUNCH_NS),
+        np.where(
+            (chosen["kind"] == "graph update").to_numpy(),
+            np.rint(duration / factor).astype(np.int64),
+            (duration - LAUNCH_ADDED_NS).clip(0),
+        ),
+    )
+    if uploading is not None:
+        first = np.isin(index, replay.calls_of(uploading))
+        upload = np.minimum(duration, GRAPH_LAUNCH_NS + UPLOAD_NS)
+        to_ns = np.where(first, upload, to_ns)
+    return shortened(replay, index, to_ns)
+
+
+def _without_profiler(trace: Trace, replay: Replay, pid: int) -> list[Change]:
+    """Host time less what the profiler took of it, in its own words."""
+    graph = replay.graph
+    rows = trace.profiler_overhead.filter(pl.col("pid") == pid)
+    changes: list[Change] = []
+    for (tid,), overhead in rows.group_by("tid", maintain_order=True):
+        calls = graph.calls.filter((pl.col("pid") == pid) & (pl.col("tid") == tid))
+        index = column(calls, "call_index")
+        busy = union(column(overhead, "start_ns"), column(overhead, "end_ns"))
+        start, end = graph.call_first[index], graph.call_end[index]
+        within = graph.call_duration[index] - busy.overlap_ns(start, end)
+        think = graph.think_ns[index]
+        before = think - busy.overlap_ns(start - think, start)
+        changes.append(
+            Change(call_duration=(index, within.clip(0)), think=(index, before))
+        )
+    return changes
+
+
+def price_untraced(
+    trace: Trace,
+    region: Region,
+    tracing: list[Change],
+    change: Change,
+    method: str,
+    *,
+    direct: Cost,
+) -> Cost:
+    """What ``change`` saves in the run as it is when nothing records it, a what-if.
+
+    ``tracing`` takes out what recording adds; the share is of the region without it.
+    """
+    replay = replay_of(trace)
+    if not trusted(replay):
+        off = f"the replay is off by {100 * abs(replay.error):.0f} %"
+        return Cost(
+            direct.claim, direct.ns, direct.share, f"{off}, so: {direct.method}"
+        )
+    before = replay.saving_ns(replay.run(tracing), region)
+    after = replay.saving_ns(replay.run([*tracing, change]), region)
+    saving = max(0, after - before)
+    share = min(1.0, saving / max(1, region.duration_ns - before))
+    return Cost(Claim.WHAT_IF, saving, share, f"replay of the run, untraced: {method}")

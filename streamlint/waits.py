@@ -1,0 +1,218 @@
+"""What each host wait waited for, and what the GPU did afterwards.
+
+Shared by the rules about synchronization. Waiting for a busy GPU costs nothing by
+itself; the harm is the GPU running dry until the waiting thread issues new work.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from streamlint.intervals import Bools, Int64, Intervals, union
+from streamlint.steady import column
+from streamlint.trace.model import Trace
+
+READBACK_BYTES = 1_024
+"""A copy of at most this size brings back a result, such as PyTorch's `.item()`."""
+
+_NEVER = np.iinfo(np.int64).max
+_WAITING = ("device sync", "stream sync", "event sync", "sync memcpy")
+
+
+def host_waits(trace: Trace) -> pl.DataFrame:
+    """Calls that block the host until GPU work is done, sorted by start.
+
+    Synchronizations and synchronous copies to or from the host. pid, tid,
+    start_ns, end_ns, correlation_id, name, kind, callchain_id, backtrace_ns;
+    stream_id (of a stream synchronization or copy); pending_streams (how many
+    streams of the process had unfinished work when it began); next_issue_ns,
+    next_stream_id (the thread's next call that issued work; null after the last);
+    next_was_pending (that stream was one of the pending ones); over_broad (a
+    device-wide wait that also waited for streams which the next work doesn't
+    follow); readback (the thread's work before it was a copy of at most 1 KiB to
+    the host); idle_ns (no
+    operation ran on the device, from the call's start to the start of that work or
+    to the thread's next wait); saving_ns (the smaller of idle and time in the
+    call: what not waiting can gain at most).
+    """
+    return trace.derived(_host_waits)
+
+
+def issue_delay_ns(trace: Trace) -> int:
+    """Median time from a launch call to its start where nothing was queued, ns.
+
+    0 where the trace shows no such launch.
+    """
+    return trace.derived(_issue_delay_ns)
+
+
+def device_busy(ops: pl.DataFrame) -> dict[tuple[int, int], Intervals]:
+    """When each device ran anything, by (pid, device id).
+
+    The processes that share one physical GPU share its busy time.
+    """
+    found: dict[tuple[int, int], Intervals] = {}
+    pairs = ops.select("pid", "device_id", "gpu_id").unique().sort("pid", "device_id")
+    for pid, device_id, gpu_id in pairs.iter_rows():
+        if gpu_id is None:
+            here = ops.filter(
+                (pl.col("pid") == pid) & (pl.col("device_id") == device_id)
+            )
+        else:
+            here = ops.filter(pl.col("gpu_id") == gpu_id)
+        found[pid, device_id] = union(column(here, "start_ns"), column(here, "end_ns"))
+    return found
+
+
+def _host_waits(trace: Trace) -> pl.DataFrame:
+    calls = _waiting_calls(trace)
+    ops = trace.gpu_ops
+    busy = device_busy(ops.filter(pl.col("device_id").is_not_null()))
+    parts: list[pl.DataFrame] = []
+    for (pid, _), waits in calls.group_by("pid", "tid", maintain_order=True):
+        own = ops.filter(pl.col("pid") == pid)
+        parts.append(_after_waits(waits, own, busy))
+    if not parts:
+        parts = [_after_waits(calls, ops, busy)]
+    return pl.concat(parts).sort("start_ns", "end_ns")
+
+
+def _waiting_calls(trace: Trace) -> pl.DataFrame:
+    columns = (
+        *("pid", "tid", "start_ns", "end_ns", "correlation_id", "name", "kind"),
+        *("callchain_id", "backtrace_ns", "stream_id"),
+    )
+    key = ["pid", "correlation_id"]
+    # Device-to-device copies do not wait; the others name the stream they used.
+    copied = (
+        trace.memcpys.filter(pl.col("copy_kind").is_in(("HtoD", "DtoH")))
+        .unique(key, keep="first", maintain_order=True)
+        .select(*key, "stream_id")
+    )
+    copies = trace.launches.filter(pl.col("kind") == "sync memcpy").join(
+        copied, on=key, how="inner", validate="1:1", maintain_order="left"
+    )
+    return pl.concat(
+        [trace.synchronizations.select(columns), copies.select(columns)]
+    ).sort("start_ns", "end_ns")
+
+
+def _after_waits(
+    waits: pl.DataFrame,
+    ops: pl.DataFrame,
+    busy: dict[tuple[int, int], Intervals],
+) -> pl.DataFrame:
+    """The waits of one thread with what followed them."""
+    starts, ends = column(waits, "start_ns"), column(waits, "end_ns")
+    thread = waits.select("tid").unique()
+    issued = (
+        ops.join(thread, on="tid", how="semi")
+        .group_by("correlation_id")
+        .agg(
+            pl.col("issue_ns").min(),
+            pl.col("start_ns").min(),
+            pl.col("stream_id").first(),
+            pl.col("device_id").first(),
+            pl.col("engine").first(),
+            pl.col("size_bytes").max(),
+        )
+        .sort("issue_ns")
+    )
+    issue = column(issued, "issue_ns")
+    after = np.searchsorted(issue, ends, side="left")
+    has_next = after < len(issue)
+    at = np.minimum(after, max(0, len(issue) - 1))
+    begins = (
+        column(issued, "start_ns")[at] if len(issue) else np.full(len(starts), _NEVER)
+    )
+    next_wait = np.append(starts[1:], _NEVER) if len(starts) else starts
+    until = np.where(
+        has_next, np.maximum(np.minimum(begins, next_wait), starts), starts
+    )
+    idle = np.zeros(len(starts), dtype=np.int64)
+    if len(issue):
+        # The device meant is the one that the thread used before the wait.
+        before = np.maximum(np.searchsorted(issue, starts, side="left") - 1, 0)
+        devices = issued["device_id"].to_numpy()[before]
+        pid = int(ops["pid"][0])
+        for device_id in issued["device_id"].drop_nulls().unique():
+            here = devices == device_id
+            running = busy[pid, device_id].overlap_ns(starts[here], until[here])
+            idle[here] = until[here] - starts[here] - running
+    next_stream = _nullable("next_stream_id", issued["stream_id"], at, has_next)
+    count, next_was_pending = _pending(ops, starts, next_stream)
+    return waits.with_columns(
+        pl.Series("pending_streams", count, dtype=pl.Int64),
+        _nullable("next_issue_ns", issued["issue_ns"], at, has_next),
+        next_stream,
+        pl.Series("next_was_pending", next_was_pending, dtype=pl.Boolean),
+        pl.Series("readback", _after_readback(issued, starts), dtype=pl.Boolean),
+        pl.Series("idle_ns", idle, dtype=pl.Int64),
+        pl.Series("saving_ns", np.minimum(idle, ends - starts), dtype=pl.Int64),
+    ).with_columns(
+        (
+            (pl.col("kind") == "device sync")
+            & pl.col("next_issue_ns").is_not_null()
+            & (
+                (pl.col("pending_streams") > 1)
+                | ((pl.col("pending_streams") == 1) & ~pl.col("next_was_pending"))
+            )
+        ).alias("over_broad")
+    )
+
+
+def _after_readback(issued: pl.DataFrame, instants: Int64) -> Bools:
+    """Whether the thread's last work before each instant was a tiny DtoH copy."""
+    before = np.searchsorted(column(issued, "issue_ns"), instants, side="left") - 1
+    if not issued.height:
+        return np.zeros(len(instants), dtype=np.bool_)
+    small = issued.select(
+        (pl.col("engine") == "DtoH")
+        & (pl.col("size_bytes").fill_null(_NEVER) <= READBACK_BYTES)
+    )
+    tiny: Bools = small.to_series().to_numpy()[np.maximum(before, 0)] & (before >= 0)
+    return tiny
+
+
+def _pending(
+    ops: pl.DataFrame, instants: Int64, next_stream: pl.Series
+) -> tuple[Int64, Bools]:
+    """How many streams had unfinished work at each instant; if the next one had."""
+    count = np.zeros(len(instants), dtype=np.int64)
+    next_was_pending = np.zeros(len(instants), dtype=np.bool_)
+    next_ids = next_stream.fill_null(-1).to_numpy()
+    for (stream_id,), here in ops.group_by("stream_id", maintain_order=True):
+        queued = here.select(
+            pl.coalesce("issue_ns", "start_ns").alias("issue_ns"), "end_ns"
+        ).sort("issue_ns")
+        last_end = np.maximum.accumulate(column(queued, "end_ns"))
+        before = np.searchsorted(column(queued, "issue_ns"), instants, side="left")
+        unfinished = (before > 0) & (last_end[np.maximum(before - 1, 0)] > instants)
+        count += unfinished
+        next_was_pending |= unfinished & (next_ids == stream_id)
+    return count, next_was_pending
+
+
+def _nullable(name: str, values: pl.Series, index: Int64, present: Bools) -> pl.Series:
+    """``values[index]`` where present, else null."""
+    if not len(values):
+        return pl.Series(name, [None] * len(index), dtype=pl.Int64)
+    taken = pl.Series(name, values.gather(index), dtype=pl.Int64)
+    return taken.set(pl.Series(~present), None)
+
+
+def _issue_delay_ns(trace: Trace) -> int:
+    before = pl.col("end_ns").cum_max().shift(1).over("pid", "stream_id")
+    delays = (
+        trace.gpu_ops.filter(
+            pl.col("issue_ns").is_not_null() & (pl.col("kind") != "graph")
+        )
+        .with_columns(before.alias("before_ns"))
+        .filter(
+            pl.col("before_ns").is_null() | (pl.col("before_ns") <= pl.col("issue_ns"))
+        )
+        .select((pl.col("start_ns") - pl.col("issue_ns")).median())
+    )
+    value = delays.item()
+    return 0 if value is None else max(0, int(value))
