@@ -1,0 +1,1 @@
+"""Rules about allocation: memory and objects made again and again."""

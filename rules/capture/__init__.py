@@ -1,0 +1,1 @@
+"""Rules about the capture: what the recording itself hides or distorts."""

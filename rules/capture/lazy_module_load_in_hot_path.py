@@ -1,0 +1,225 @@
+"""Rule lazy-module-load-in-hot-path."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from streamlint.changes import Change
+from streamlint.cost import price, price_change, severity_of
+from streamlint.findings import Claim, Confidence, Evidence, Finding, Severity
+from streamlint.intervals import union
+from streamlint.replay import replay_of
+from streamlint.rule import Outcome, rule
+from streamlint.steady import Region, column, regions
+from streamlint.trace.model import Trace
+from streamlint.where import locate
+
+LONG_FACTOR = 10
+"""A first launch this many times the median loaded code.
+
+Measured on an H200: 116 us where launches take 5.4, up to 9 ms in PyTorch.
+"""
+LONG_QUERY_NS = 100_000
+"""A query about a function this long loads it (0.2 to 60 ms seen)."""
+WARM_SHARE = 0.9
+"""Repeated work has begun when the kernels of most launches ran three times."""
+WARM_RUNS = 3
+QUEUE_DEPTH = 512
+"""With so much work outstanding, a launch may wait for room in the queue."""
+
+_QUERIES = r"^cu(da)?(FuncGetAttribute|FuncSetAttribute|FuncSetCacheConfig|Occupancy)"
+
+
+@rule(needs=("kernels", "runtime_calls"))
+def lazy_module_load_in_hot_path(trace: Trace) -> Outcome:
+    """GPU code is loaded in the middle of the repeated work.
+
+    What it does
+        Finds module loads, long first launches of a kernel and long first queries
+        about a function in the judged region, after the work has begun to repeat.
+    Why it costs time
+        With CUDA_MODULE_LOADING=LAZY, the default, a kernel is loaded when it is
+        first used. Loading takes a lock of the context, copies code to the GPU and
+        may wait for running kernels: 0.1 ms for a kernel, 10 ms and more for a
+        library. The launching thread and others that load stand still meanwhile.
+    Evidence
+        Calls of cuModuleLoad and cuLibraryLoadData, first launches of a kernel that
+        took 10 times the usual one, and calls about a function of 0.1 ms or more. A
+        load has no row of its own when the code is in a library that is loaded
+        already. The cost is a replay of the run in which loads take no time and
+        first launches the usual one.
+    Exemptions
+        Anything before the second NVTX iteration or, without iterations, before the
+        kernels of nine in ten launches ran three times; launches into a full queue;
+        loads that cost less than 1 % of the region.
+    Fix
+        Load before the loop: run each kernel once in a warm-up, or start the process
+        with CUDA_MODULE_LOADING=EAGER, which costs start-up time and memory. Keep
+        modules and functions that the program loads itself.
+    References
+        CUDA C++ Programming Guide, "Lazy loading".
+    """
+    findings: list[Finding] = []
+    for pid, region in regions(trace).items():
+        launches = _launches(trace, pid)
+        since = _warm_ns(launches, region)
+        if since is None or since >= region.end_ns:
+            continue
+        usual = int(np.median(column(launches, "took_ns")))
+        loads = _loads(trace, region, launches, usual).filter(
+            pl.col("start_ns") >= since
+        )
+        if loads.is_empty():
+            continue
+        finding = _finding(trace, region, loads, usual)
+        if finding.severity is not Severity.INFO:
+            findings.append(finding)
+    return findings
+
+
+def _launches(trace: Trace, pid: int) -> pl.DataFrame:
+    """Launch calls of single kernels in order: kernel, took_ns, first, pending."""
+    key = ["pid", "correlation_id"]
+    names = trace.kernels.filter(
+        (pl.col("pid") == pid) & pl.col("graph_node_id").is_null()
+    ).select(
+        *key,
+        pl.coalesce("full_name", "name").fill_null("kernel").alias("kernel"),
+        pl.col("end_ns").alias("done_ns"),
+    )
+    calls = (
+        trace.launches.filter(
+            (pl.col("pid") == pid) & (pl.col("kind") == "kernel launch")
+        )
+        .join(
+            names.unique(key, keep="first", maintain_order=True),
+            on=key,
+            how="inner",
+            validate="1:1",
+            maintain_order="left",
+        )
+        .with_columns(
+            (pl.col("end_ns") - pl.col("start_ns")).alias("took_ns"),
+            pl.col("kernel").is_first_distinct().alias("first"),
+        )
+    )
+    done = np.searchsorted(np.sort(column(calls, "done_ns")), column(calls, "start_ns"))
+    pending = np.arange(calls.height) - done
+    return calls.with_columns(pl.Series("pending", pending, dtype=pl.Int64))
+
+
+def _warm_ns(launches: pl.DataFrame, region: Region) -> int | None:
+    """From when on the work repeats; None where it doesn't."""
+    if region.iterations:
+        return region.start_ns
+    repeated = (
+        launches.group_by("kernel")
+        .agg(pl.len().alias("runs"), pl.col("start_ns").sort().head(WARM_RUNS).last())
+        .filter(pl.col("runs") >= WARM_RUNS)
+        .sort("start_ns")
+    )
+    covered = np.cumsum(column(repeated, "runs"))
+    enough = np.flatnonzero(covered >= WARM_SHARE * launches.height)
+    if not len(enough):
+        return None
+    return max(region.start_ns, int(column(repeated, "start_ns")[enough[0]]))
+
+
+def _loads(
+    trace: Trace, region: Region, launches: pl.DataFrame, usual: int
+) -> pl.DataFrame:
+    """Calls of the region that loaded code, with what they are."""
+    calls = trace.runtime_calls.filter(region.holds() & ~pl.col("nested"))
+    took = pl.col("end_ns") - pl.col("start_ns")
+    columns = [*trace.runtime_calls.columns, "what"]
+    parts = [
+        calls.filter(pl.col("kind") == "module load").with_columns(
+            what=pl.col("name") + " loads a module"
+        ),
+        calls.filter(
+            pl.col("name").str.contains(_QUERIES) & (took >= LONG_QUERY_NS)
+        ).with_columns(what=pl.col("name") + " loads a function"),
+        launches.filter(
+            region.holds()
+            & pl.col("first")
+            & (took >= LONG_FACTOR * usual)
+            & (pl.col("pending") < QUEUE_DEPTH)
+        ).with_columns(what=pl.lit("the first launch loads ") + pl.col("kernel")),
+    ]
+    return pl.concat([part.select(columns) for part in parts]).sort("start_ns")
+
+
+def _finding(trace: Trace, region: Region, loads: pl.DataFrame, usual: int) -> Finding:
+    spent = _host_ns(loads)
+    change = _change(trace, loads, usual)
+    cost = price_change(
+        trace,
+        region,
+        change,
+        Claim.WHAT_IF,
+        "loads take no time and first launches as long as usual",
+        direct=price(
+            Claim.DIRECT,
+            min(spent, region.duration_ns),
+            region,
+            "time in which the thread with most of these calls was inside them",
+        ),
+    )
+    modules = int((loads["kind"] == "module load").sum())
+    first = int((loads["kind"] == "kernel launch").sum())
+    counts = [
+        _counted(modules, "module load", "module loads"),
+        _counted(first, "slow first launch", "slow first launches"),
+        _counted(
+            loads.height - modules - first, "slow first query", "slow first queries"
+        ),
+    ]
+    what = ", ".join(filter(None, counts))
+    longest = loads.sort(
+        pl.col("end_ns") - pl.col("start_ns"), descending=True, maintain_order=True
+    ).head(5)
+    on = ["pid", "correlation_id"]
+    return Finding(
+        message=f"GPU code is loaded in repeated work ({what}), "
+        f"which takes {spent / 1e6:.2f} ms of host time",
+        severity=severity_of(cost),
+        confidence=Confidence.HIGH if modules else Confidence.MEDIUM,
+        cost=cost,
+        where=locate(
+            trace, calls=loads, ops=trace.gpu_ops.join(loads, on=on, how="semi")
+        ),
+        occurrences=loads.height,
+        evidence=tuple(
+            Evidence(start, end, what, correlation_id)
+            for start, end, what, correlation_id in longest.select(
+                "start_ns", "end_ns", "what", "correlation_id"
+            ).iter_rows()
+        ),
+        fix="load before the loop: run each kernel once in a warm-up, or start the "
+        "process with CUDA_MODULE_LOADING=EAGER (more memory and a longer start); "
+        "keep modules that the program loads itself",
+        identity=("load", *sorted(loads["kind"].unique())),
+        change=change,
+    )
+
+
+def _change(trace: Trace, loads: pl.DataFrame, usual: int) -> Change:
+    """Loads take no time, first launches the usual one."""
+    replay = replay_of(trace)
+    calls = replay.calls_of(loads)
+    launches = loads.filter(pl.col("kind") == "kernel launch")
+    first = np.isin(calls, replay.calls_of(launches))
+    return Change(call_duration=(calls, np.where(first, usual, 0)))
+
+
+def _host_ns(calls: pl.DataFrame) -> int:
+    """Time inside these calls of the thread that spends most in them."""
+    return max(
+        union(column(thread, "start_ns"), column(thread, "end_ns")).total_ns
+        for _, thread in calls.group_by("tid")
+    )
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}" if number else ""

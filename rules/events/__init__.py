@@ -1,0 +1,1 @@
+"""Rules about events between streams and between stream and host."""

@@ -1,0 +1,287 @@
+"""Rule host-mediated-dependency."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from streamlint.blocking import launches_block
+from streamlint.changes import Change
+from streamlint.cost import price, price_change, severity_of
+from streamlint.findings import Claim, Confidence, Evidence, Finding
+from streamlint.intervals import Int64
+from streamlint.replay import Edge, replay_of
+from streamlint.replay.graph import EVENT_NS
+from streamlint.rule import Outcome, rule
+from streamlint.steady import Region, column, regions
+from streamlint.trace.model import Trace
+from streamlint.waits import host_waits
+from streamlint.where import locate, sites
+
+MIN_HANDOVERS = 3
+"""Fewer are phases of the program, not a loop."""
+MAX_HOST_NS = 20_000
+"""A host that takes longer between wait and launch does something with the result."""
+MIN_WAIT_NS = 4_000
+"""Shorter waits found the work done (0.4 to 3.8 us, H200)."""
+
+
+@rule(needs=("runtime_calls", "synchronizations"))
+def host_mediated_dependency(trace: Trace) -> Outcome:
+    """The host waits for one stream only to launch on another one.
+
+    What it does
+        Finds stream and event synchronizations after which the same thread, within
+        20 us, issues work on a different stream.
+    Why it costs time
+        The GPU idles from the end of the one stream's work until the host has woken
+        up, returned, launched, and the launch has arrived: 10 to 15 us each time. An
+        event keeps the same order on the GPU, in about 2 us, while the host goes on.
+    Evidence
+        Waits for a stream that still had work, at least three times at one place,
+        with nothing read back: no copy to the host in that stream since it was
+        waited for before. The cost is a what-if that keeps the order: the run
+        replayed with the other stream's work 2 us after that of the first, and the
+        host issuing it while it waited, as far as that time sufficed.
+    Exemptions
+        Read-backs, waits for several streams in a row that include the one used
+        next (a join), device-wide waits, waits that found the work done, other work
+        of the host in between, launches that block.
+    Fix
+        Replace the wait by cudaEventRecord on the first stream and
+        cudaStreamWaitEvent on the second. The host then runs ahead: wait before it
+        reads or refills buffers of these streams, or data may race.
+    References
+        CUDA C++ Programming Guide, "Events" and "Explicit synchronization"; CUDA
+        Runtime API, cudaStreamWaitEvent.
+    """
+    findings: list[Finding] = []
+    if trace.gpu_ops["stream_id"].n_unique() < 2:
+        return findings
+    waits = _waits_for_other_streams(trace)
+    if waits.height < MIN_HANDOVERS:
+        return findings
+    for pid, region in regions(trace).items():
+        here = waits.filter(region.holds())
+        if here.height < MIN_HANDOVERS or launches_block(trace, pid):
+            continue
+        calls = _without_readback(trace, here)
+        calls = _without_joins(trace, calls)
+        calls = calls.with_columns(sites(trace, calls))
+        place = ("tid", "name", "site")
+        for (_, name, site), group in calls.group_by(place, maintain_order=True):
+            if group.height >= MIN_HANDOVERS:
+                findings.append(_finding(trace, region, group, str(name), site))
+    return findings
+
+
+def _waits_for_other_streams(trace: Trace) -> pl.DataFrame:
+    """Waits for a stream followed at once by work on another: rows of host_waits.
+
+    stream_id is that of the event for event synchronizations.
+    """
+    waits = host_waits(trace).filter(
+        pl.col("kind").is_in(("stream sync", "event sync"))
+    )
+    if not waits.height:
+        return waits
+    key = ["pid", "correlation_id"]
+    records = (
+        trace.event_records.filter(pl.col("event_sync_id") > 0)
+        .select("pid", "event_sync_id", pl.col("stream_id").alias("recorded_stream_id"))
+        .unique(["pid", "event_sync_id"])
+    )
+    events = (
+        trace.synchronizations.filter(pl.col("event_sync_id") > 0)
+        .join(records, on=["pid", "event_sync_id"], how="inner", validate="m:1")
+        .select(*key, "recorded_stream_id")
+        .unique(key)
+    )
+    lasting = pl.col("end_ns") - pl.col("start_ns")
+    return (
+        waits.join(events, on=key, how="left", validate="m:1", maintain_order="left")
+        .with_columns(pl.coalesce("recorded_stream_id", "stream_id").alias("stream_id"))
+        .drop("recorded_stream_id")
+        .filter(
+            (pl.col("stream_id") != pl.col("next_stream_id"))
+            & (pl.col("next_issue_ns") - pl.col("end_ns") <= MAX_HOST_NS)
+            & (pl.col("pending_streams") > 0)
+            & (lasting >= MIN_WAIT_NS)
+        )
+    )
+
+
+def _without_readback(trace: Trace, waits: pl.DataFrame) -> pl.DataFrame:
+    """Waits with no copy to the host in their stream since the wait before for it."""
+    copies = (
+        trace.gpu_ops.filter(pl.col("engine") == "DtoH")
+        .select("pid", "stream_id", pl.col("issue_ns").alias("copy_ns"))
+        .drop_nulls()
+        .sort("copy_ns")
+    )
+    every = host_waits(trace).select(
+        "pid", "stream_id", pl.col("end_ns").alias("waited_ns")
+    )
+    found = waits
+    for frame, at in ((copies, "copy_ns"), (every.drop_nulls(), "waited_ns")):
+        found = found.join_asof(
+            frame.sort(at),
+            left_on="start_ns",
+            right_on=at,
+            by=["pid", "stream_id"],
+            check_sortedness=False,
+        )
+    read = pl.col("copy_ns") > pl.col("waited_ns").fill_null(np.iinfo(np.int64).min)
+    return found.filter(~read.fill_null(value=False)).drop("copy_ns", "waited_ns")
+
+
+def _without_joins(trace: Trace, waits: pl.DataFrame) -> pl.DataFrame:
+    """Waits with none for the stream used next since the last work of the thread."""
+    issued = (
+        trace.gpu_ops.select("pid", "tid", pl.col("issue_ns").alias("worked_ns"))
+        .drop_nulls()
+        .sort("worked_ns")
+    )
+    every = host_waits(trace).select(
+        *("pid", "tid", "kind"),
+        pl.col("stream_id").alias("next_stream_id"),
+        pl.col("start_ns").alias("joined_ns"),
+    )
+    found = waits.join_asof(
+        issued,
+        left_on="start_ns",
+        right_on="worked_ns",
+        by=["pid", "tid"],
+        check_sortedness=False,
+    )
+    of_device = every.filter(pl.col("kind") == "device sync")
+    for frame, by in (
+        (every.drop("kind").drop_nulls(), ["pid", "tid", "next_stream_id"]),
+        (of_device.select("pid", "tid", "joined_ns"), ["pid", "tid"]),
+    ):
+        found = (
+            found.join_asof(
+                frame.sort("joined_ns"),
+                left_on="next_issue_ns",
+                right_on="joined_ns",
+                by=by,
+                check_sortedness=False,
+            )
+            .filter((pl.col("joined_ns") <= pl.col("worked_ns")).fill_null(value=True))
+            .drop("joined_ns")
+        )
+    return found.drop("worked_ns")
+
+
+def _finding(
+    trace: Trace, region: Region, calls: pl.DataFrame, name: str, site: object
+) -> Finding:
+    change = _change(trace, calls)
+    idle = int(calls["idle_ns"].sum())
+    cost = price_change(
+        trace,
+        region,
+        change,
+        Claim.WHAT_IF,
+        "the same order kept by events, the host issuing ahead",
+        direct=price(
+            Claim.UPPER_BOUND,
+            idle,
+            region,
+            "device idle from the calls to the work after",
+        ),
+    )
+    longest = calls.sort("idle_ns", descending=True, maintain_order=True).head(5)
+    streams = sorted({*calls["stream_id"], *calls["next_stream_id"]})
+    ops = trace.gpu_ops.filter(
+        region.holds() & pl.col("stream_id").is_in(pl.Series(streams).implode())
+    )
+    return Finding(
+        message=f"{calls.height} times {name} waits for one stream and the thread goes "
+        f"on with another at once; the GPU idles {idle / calls.height / 1e3:.1f} us "
+        "on average at these hand-overs",
+        severity=severity_of(cost),
+        confidence=Confidence.MEDIUM,
+        cost=cost,
+        where=locate(trace, calls=calls, ops=ops),
+        occurrences=calls.height,
+        evidence=tuple(
+            Evidence(
+                row["start_ns"],
+                row["next_issue_ns"],
+                f"waits for stream {row['stream_id']}, then issues on stream "
+                f"{row['next_stream_id']}",
+                row["correlation_id"],
+            )
+            for row in longest.iter_rows(named=True)
+        ),
+        fix="record an event on the first stream and let the second wait for it "
+        "(cudaStreamWaitEvent) instead of the host; wait before the host reads or "
+        "refills their buffers, or data may race",
+        identity=("hand-over", name, str(site or "")),
+        change=change,
+    )
+
+
+def _change(trace: Trace, calls: pl.DataFrame) -> Change:
+    """The host's way from the wait to the next work goes away, the order stays.
+
+    What it does until its next wait it can do during this one, as far as time allows.
+    """
+    replay = replay_of(trace)
+    graph = replay.graph
+    waits = replay.calls_of(calls)
+    after, covered = _host_work_after(trace, waits)
+    remaining = 1.0 - covered
+    ops = np.flatnonzero(np.isin(graph.issue_call, after))
+    share = dict(zip(after.tolist(), covered.tolist(), strict=True))
+    early = np.array([share[int(call)] for call in graph.issue_call[ops]])
+    issue = graph.issue_latency[ops] * (1.0 - early) + EVENT_NS * early
+    returns = replay.constraints(Edge.WAIT, calls=waits)
+    return Change(
+        call_duration=(after, _rounded(graph.call_duration[after] * remaining)),
+        think=(after, _rounded(graph.think_ns[after] * remaining)),
+        latency=(returns, np.zeros(len(returns), dtype=np.int64)),
+        issue_latency=(ops, _rounded(issue)),
+    )
+
+
+def _host_work_after(trace: Trace, waits: Int64) -> tuple[Int64, np.ndarray]:
+    """Calls between these waits and the next ones, and which part fits in the wait."""
+    graph = replay_of(trace).graph
+    chosen = pl.Series("call_index", waits)
+    blocking = ("stream sync", "event sync", "device sync", "sync memcpy")
+    wait = pl.col("kind").is_in(blocking)
+    blocked = graph.call_end - graph.call_first - graph.call_duration
+    calls = (
+        graph.calls.with_columns(
+            pl.Series("work_ns", graph.call_duration + graph.think_ns),
+            pl.Series("blocked_ns", blocked),
+            pl.col("call_index").is_in(chosen.implode()).alias("chosen"),
+            wait.alias("wait"),
+        )
+        .with_columns(
+            pl.col("wait").cum_sum().over("pid", "tid").alias("segment"),
+        )
+        .filter(pl.col("chosen").any().over("pid", "tid", "segment"))
+        .with_columns(
+            pl.col("blocked_ns").filter("chosen").first().over("pid", "tid", "segment"),
+            pl.col("work_ns")
+            .filter(~pl.col("wait"))
+            .sum()
+            .over("pid", "tid", "segment")
+            .alias("total_ns"),
+        )
+        .filter(~pl.col("wait"))
+        .with_columns(
+            (pl.col("blocked_ns") / pl.col("total_ns").clip(1))
+            .clip(0.0, 1.0)
+            .alias("part")
+        )
+    )
+    return column(calls, "call_index"), calls["part"].to_numpy()
+
+
+def _rounded(values: np.ndarray) -> Int64:
+    rounded: Int64 = np.rint(values).astype(np.int64)
+    return rounded

@@ -1,0 +1,1 @@
+"""Rules about launches: kernels and graphs that cost more to start than needed."""

@@ -1,0 +1,144 @@
+"""Rule graph-blocked-by-pageable-copy."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from streamlint.changes import Change
+from streamlint.cost import price, price_change, severity_of
+from streamlint.findings import Claim, Confidence, Evidence, Finding, NotAssessed
+from streamlint.replay import replay_of
+from streamlint.rule import Outcome, rule
+from streamlint.steady import Region, column, regions
+from streamlint.trace.model import Trace
+from streamlint.where import locate, sites
+
+MIN_LAUNCHES = 3
+"""Fewer are start-up, not a loop."""
+MIN_BLOCKED_NS = 200_000
+"""A launch that takes longer was blocked.
+
+Traced by node, launches of 50 nodes take 66 to 74 us and the first 168 us (H200);
+launches with copies of pageable memory took 1.5 to 141 ms.
+"""
+LAUNCH_NS = 70_000
+"""A launch that nothing blocks, traced by node (H200)."""
+
+
+@rule(needs=("runtime_calls",))
+def graph_blocked_by_pageable_copy(trace: Trace) -> Outcome:
+    """cudaGraphLaunch waits because the graph copies pageable host memory.
+
+    What it does
+        Finds launches of graphs with copies from or to pageable host memory that
+        returned only after such a copy had begun.
+    Why it costs time
+        A launch of a graph returns at once, unless the graph copies pageable memory:
+        then the host takes part in the copies and the launch waits for them and for
+        all work of the graph before them. Such launches took 1.5 to 141 ms.
+    Evidence
+        Copies of the launch whose host side is pageable, in launches of at least
+        200 us that ended after the start of the copy, at least three times. The
+        cost is a lower bound: the run replayed with launches of 70 us, the copies
+        themselves as slow as they are.
+    Exemptions
+        Graphs that copy page-locked memory only, launches that returned before the
+        copies. Graphs traced as a whole don't show their copies: where a launch
+        takes long, the rule can't tell.
+    Fix
+        Allocate the buffers of the copies with cudaHostAlloc, or register them with
+        cudaHostRegister, once. The launch then returns before the copies are done:
+        synchronize before the host reads or refills the buffers, or data may race.
+    References
+        CUDA C++ Programming Guide, "Page-locked host memory"; CUDA Runtime API,
+        cudaGraphLaunch, "API synchronization behavior".
+    """
+    launches = trace.runtime_calls.filter(
+        (pl.col("kind") == "graph launch")
+        & ~pl.col("nested")
+        & (pl.col("end_ns") - pl.col("start_ns") >= MIN_BLOCKED_NS)
+    )
+    findings: list[Finding] = []
+    if launches.height < MIN_LAUNCHES:
+        return findings
+    key = ["pid", "correlation_id"]
+    pageable = pl.any_horizontal(pl.col("src_kind", "dst_kind") == "pageable")
+    copies = (
+        trace.memcpys.filter(pl.col("graph_node_id").is_not_null() & pageable)
+        .group_by(key, maintain_order=True)
+        .agg(pl.col("start_ns").min().alias("copy_ns"), pl.len().alias("copies"))
+    )
+    blocked = launches.join(
+        copies, on=key, how="inner", validate="1:1", maintain_order="left"
+    ).filter(pl.col("end_ns") >= pl.col("copy_ns"))
+    for region in regions(trace).values():
+        here = blocked.filter(region.holds())
+        here = here.with_columns(sites(trace, here))
+        for (site,), place in here.group_by("site", maintain_order=True):
+            if place.height >= MIN_LAUNCHES:
+                findings.append(_finding(trace, region, place, site))
+    return findings or _unknown(trace, launches) or []
+
+
+def _unknown(trace: Trace, launches: pl.DataFrame) -> NotAssessed | None:
+    """Whole graphs that ran while their launch was still in the call."""
+    graphs = trace.graph_traces.select(
+        "pid", "correlation_id", pl.col("end_ns").alias("done_ns")
+    )
+    waited = launches.join(graphs, on=["pid", "correlation_id"], how="inner").filter(
+        pl.col("end_ns") >= pl.col("done_ns")
+    )
+    if waited.height < MIN_LAUNCHES:
+        return None
+    return NotAssessed(
+        f"{waited.height} graph launches returned after their graph was done, and "
+        "graphs were traced as a whole, without their copies",
+        "record with --cuda-graph-trace=node",
+    )
+
+
+def _finding(
+    trace: Trace, region: Region, launches: pl.DataFrame, site: object
+) -> Finding:
+    change = _change(trace, launches)
+    spent = int((column(launches, "end_ns") - column(launches, "start_ns")).sum())
+    cost = price_change(
+        trace,
+        region,
+        change,
+        Claim.LOWER_BOUND,
+        "launches of 70 us, the copies as they are",
+        direct=price(Claim.DIRECT, spent, region, "time in these launches"),
+    )
+    key = ["pid", "correlation_id"]
+    ops = trace.gpu_ops.join(launches, on=key, how="semi", maintain_order="left")
+    longest = launches.sort(
+        launches["end_ns"] - launches["start_ns"], descending=True, maintain_order=True
+    ).head(5)
+    count = int(launches["copies"].sum())
+    return Finding(
+        message=f"{launches.height} graph launches took {spent / 1e6:.2f} ms because "
+        f"they waited for {count} copies of pageable host memory",
+        severity=severity_of(cost),
+        confidence=Confidence.HIGH,
+        cost=cost,
+        where=locate(trace, calls=launches, ops=ops),
+        occurrences=launches.height,
+        evidence=tuple(
+            Evidence(start, end, f"{name} waits for the graph's copies", correlation_id)
+            for start, end, name, correlation_id in longest.select(
+                "start_ns", "end_ns", "name", "correlation_id"
+            ).iter_rows()
+        ),
+        fix="page-lock the buffers of the graph's copies once (cudaHostAlloc, or "
+        "cudaHostRegister), and synchronize before the host reads or refills them, or "
+        "data may race",
+        identity=("pageable copy", str(site or ""), *sorted(set(ops["name"]))[:8]),
+        change=change,
+    )
+
+
+def _change(trace: Trace, launches: pl.DataFrame) -> Change:
+    calls = replay_of(trace).calls_of(launches)
+    return Change(call_duration=(calls, np.full(len(calls), LAUNCH_NS)))

@@ -1,0 +1,188 @@
+"""Rule graph-exec-self-serialization."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from streamlint.changes import Change
+from streamlint.cost import price, severity_of
+from streamlint.findings import Claim, Confidence, Evidence, Finding
+from streamlint.held import in_issue_order, price_released, released
+from streamlint.intervals import union
+from streamlint.replay import Edge, replay_of
+from streamlint.rule import Outcome, rule
+from streamlint.steady import Region, column, regions
+from streamlint.trace.model import Trace
+from streamlint.where import locate, sites
+
+MIN_HELD = 3
+"""Fewer launches in turn are start-up, not a pattern."""
+HANDOVER_NS = 10_000
+"""A launch that begins this soon after another has ended waited for it.
+
+Measured on an H200: 2.3 us.
+"""
+MAX_FRACTION = 0.5
+"""Kernels that fill more than half of the GPU would hardly run beside each other."""
+
+
+@rule(needs=("runtime_calls",))
+def graph_exec_self_serialization(trace: Trace) -> Outcome:
+    """Launches of one executable graph in several streams wait for each other.
+
+    What it does
+        Finds an executable graph that is launched into more than one stream, where
+        a launch had to wait for the one before it in another stream.
+    Why it costs time
+        An executable graph never runs beside itself: its launches are ordered, in
+        whatever stream they are, so streams made to overlap take turns.
+    Evidence
+        Launches that were issued and at the head of their stream while the launch
+        before was still running, and began within 10 us of its end, at least three
+        times. The cost is an upper bound: the run replayed without these delays, as
+        if the launches did not depend on each other and shared the GPU freely.
+    Exemptions
+        Streams that wait for an event, work on the legacy default stream beside
+        blocking streams, graphs whose kernels fill more than half of the GPU.
+    Fix
+        Instantiate the graph once for each stream (cudaGraphInstantiate) and launch
+        each executable graph into one stream only. Both use the same buffers unless
+        the parameters of their nodes are set apart, or results may race.
+    References
+        CUDA C++ Programming Guide, "Using graph APIs": an executable graph does not
+        run concurrently with itself; cudaGraphLaunch.
+    """
+    findings: list[Finding] = []
+    launched = trace.runtime_calls.filter(pl.col("kind") == "graph launch")
+    if launched.height <= MIN_HELD:
+        return findings
+    for pid, region in regions(trace).items():
+        launches = _launches(trace, pid)
+        shared = pl.col("stream_id").n_unique().over("exec") > 1
+        held = _held(launches.filter(shared)).filter(region.holds())
+        if held.height < MIN_HELD:
+            continue
+        calls = launched.join(held, on=["pid", "correlation_id"], how="semi")
+        place = calls.with_columns(sites(trace, calls)).select("correlation_id", "site")
+        placed = held.join(place, on="correlation_id", how="left", validate="1:1")
+        for (site,), here in placed.group_by("site", maintain_order=True):
+            if here.height >= MIN_HELD:
+                findings.append(_finding(trace, region, launches, here, site))
+    return findings
+
+
+def _launches(trace: Trace, pid: int) -> pl.DataFrame:
+    """Graph launches of a process, one row each, in issue order.
+
+    pid, exec, correlation_id, stream_id, stream_kind, issue_ns, ready_ns, after_wait,
+    start_ns, end_ns, fraction (largest part of the GPU that a kernel asks for).
+    """
+    key = ["pid", "correlation_id"]
+    traced = trace.graph_traces.select(*key, pl.col("graph_exec_id").alias("traced"))
+    return (
+        in_issue_order(trace, pid)
+        .join(traced.unique(key), on=key, how="left", validate="m:1")
+        .with_columns(
+            pl.coalesce(pl.col("graph_node_id") // 2**32, "traced").alias("exec")
+        )
+        .drop_nulls("exec")
+        .sort("issue_ns", "start_ns", maintain_order=True)
+        .group_by(*key, "exec", maintain_order=True)
+        .agg(
+            pl.col("stream_id", "stream_kind", "issue_ns", "ready_ns").first(),
+            pl.col("after_wait").first(),
+            pl.col("start_ns").min(),
+            pl.col("end_ns").max(),
+            pl.col("sm_fraction").max().alias("fraction"),
+        )
+    )
+
+
+def _held(launches: pl.DataFrame) -> pl.DataFrame:
+    """Launches that waited for the one before of their executable graph: + until_ns."""
+    before = pl.col("end_ns", "stream_id", "stream_kind").shift(1).over("exec")
+    kinds = ("stream_kind", "before_stream_kind")
+    ordered_anyway = pl.any_horizontal(pl.col(kinds) == "null") & pl.any_horizontal(
+        pl.col(kinds).is_in(("blocking", "per-thread"))
+    )
+    late = pl.col("start_ns") - pl.col("before_end_ns")
+    return launches.with_columns(before.name.prefix("before_")).filter(
+        (pl.col("stream_id") != pl.col("before_stream_id"))
+        & (pl.col("ready_ns") < pl.col("before_end_ns"))
+        & late.is_between(0, HANDOVER_NS)
+        & ~pl.col("after_wait")
+        & ~ordered_anyway
+        & (pl.col("fraction").fill_null(0.0) <= MAX_FRACTION)
+    )
+
+
+def _finding(
+    trace: Trace,
+    region: Region,
+    launches: pl.DataFrame,
+    held: pl.DataFrame,
+    site: object,
+) -> Finding:
+    change = _change(trace, launches.join(held, on="exec", how="semi"), held)
+    waited = union(column(held, "ready_ns"), column(held, "start_ns"))
+    key = ["pid", "correlation_id"]
+    ops = trace.gpu_ops.join(held, on=key, how="semi", maintain_order="left")
+    cost = price_released(
+        trace,
+        region,
+        change,
+        replay_of(trace).ops_of(ops),
+        "the same work with an executable graph for each stream",
+        price(
+            Claim.UPPER_BOUND,
+            waited.clip(region.start_ns, region.end_ns).total_ns,
+            region,
+            "time in which a launch waited for the one before",
+        ),
+    )
+    calls = trace.launches.join(held, on=key, how="semi", maintain_order="left")
+    streams = launches.join(held, on="exec", how="semi")["stream_id"].n_unique()
+    waiting = (pl.col("start_ns") - pl.col("ready_ns")).alias("waiting_ns")
+    longest = held.sort(waiting, descending=True, maintain_order=True).head(5)
+    return Finding(
+        message=f"one executable graph is launched into {streams} streams: "
+        f"{held.height} launches waited for the one before in another stream",
+        severity=severity_of(cost),
+        confidence=Confidence.MEDIUM,
+        cost=cost,
+        where=locate(trace, calls=calls, ops=ops),
+        occurrences=held.height,
+        evidence=tuple(
+            Evidence(
+                row["ready_ns"],
+                row["start_ns"],
+                f"launch on stream {row['stream_id']} waits for the one on stream "
+                f"{row['before_stream_id']}",
+                row["correlation_id"],
+            )
+            for row in longest.iter_rows(named=True)
+        ),
+        fix="instantiate the graph once for each stream, with buffers of its own where "
+        "the launches may now overlap, or results may race",
+        identity=(
+            "one executable graph",
+            str(site or ""),
+            *sorted(set(ops["name"]))[:8],
+        ),
+        change=change,
+    )
+
+
+def _change(trace: Trace, launches: pl.DataFrame, held: pl.DataFrame) -> Change:
+    """Held launches start when they can; their kernels share the multiprocessors.
+
+    The recorded order of the kernels is that of the launches in turn, and would keep
+    them in turn.
+    """
+    replay = replay_of(trace)
+    key = ["pid", "correlation_id"]
+    ops = trace.gpu_ops
+    late = released(replay, replay.ops_of(ops.join(held, on=key, how="semi")))
+    kernels = ops.filter(pl.col("kind") == "kernel").join(launches, on=key, how="semi")
+    room = replay.constraints(Edge.ENGINE, ops=replay.ops_of(kernels))
+    return Change(drop=room, latency=late.latency, issue_latency=late.issue_latency)

@@ -1,0 +1,1 @@
+"""Rules about streams: work that could overlap and does not."""

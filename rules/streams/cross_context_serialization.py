@@ -1,0 +1,225 @@
+"""Rule cross-context-serialization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import polars as pl
+
+from streamlint.cost import price, severity_of
+from streamlint.findings import (
+    Claim,
+    Confidence,
+    Cost,
+    Evidence,
+    Finding,
+    Where,
+)
+from streamlint.intervals import Intervals, union
+from streamlint.readiness import with_ready
+from streamlint.replay import Edge
+from streamlint.rule import Outcome, rule
+from streamlint.steady import Region, column, regions
+from streamlint.trace.model import Trace
+from streamlint.where import locate
+
+MIN_HELD = 3
+"""Fewer kernels that were held are start-up of the other process, not a pattern."""
+MIN_HELD_NS = 50_000
+"""Shorter waits are the GPU's own scheduling; time slices take longer
+
+(0.33 ms seen on an H200)."""
+MIN_HELD_SHARE = 0.5
+"""Taking turns, one context or the other is held nearly all of the time."""
+MAX_TOGETHER = 1.1
+"""Kernels that run together run for longer, in sum, than the time that passes."""
+
+
+@rule(needs=("kernels",))
+def cross_context_serialization(trace: Trace) -> Outcome:
+    """Kernels of several processes take turns on one GPU that has room for all.
+
+    What it does
+        Finds contexts, of one or of several processes, that had kernels ready on
+        one physical GPU at the same time and ran them in turn.
+    Why it costs time
+        Without the Multi-Process Service a GPU runs one context at a time and
+        switches between them in time slices. What one context leaves unused of the
+        GPU stays unused until the switch.
+    Evidence
+        Time in which two contexts had kernels ready; their run time in it, a kernel
+        counted with the median of its kind since a suspended one seems to run on,
+        adds up to no more than the time that passed, and for at least half of it
+        kernels were kept waiting or suspended for over 50 us. The cost is an upper
+        bound: that time less the busiest context's part of it. Which devices are
+        one GPU is taken from the physical ids, not from the numbers that the
+        processes use. A trace shows only the processes that were recorded.
+    Exemptions
+        Green contexts, processes on GPUs of their own, kernels that together ask
+        for more than the GPU has, contexts that overlap (as under MPS or MIG).
+    Fix
+        Run the work as streams of one process, or start the Multi-Process Service
+        (nvidia-cuda-mps-control -d) before the processes. Under MPS a fault in one
+        client can take the others down.
+    References
+        CUDA C++ Programming Guide, "Concurrent kernel execution": kernels of
+        different contexts can't run at the same time; NVIDIA Multi-Process Service.
+    """
+    green = trace.contexts.filter("is_green").select("pid", "context_id")
+    kernels = trace.gpu_ops.filter(
+        (pl.col("kind") == "kernel")
+        & pl.col("gpu_id").is_not_null()
+        & (pl.col("green_context_id").fill_null(0) == 0)
+    ).join(green, on=["pid", "context_id"], how="anti", nulls_equal=True)
+    context = pl.struct("pid", "context_id")
+    shared = kernels.filter(context.n_unique().over("gpu_id") > 1)
+    findings: list[Finding] = []
+    for _, here in shared.group_by("gpu_id", maintain_order=True):
+        if _overlapping_runs(here):
+            turns = _turns(trace, here)
+            findings += [_finding(trace, turns)] if turns else []
+    return findings
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """Contexts that take turns: the time contended for, and each one's part of it.
+
+    ``held`` has the kernels that were kept waiting or suspended, with ready_ns and
+    held_ns.
+    """
+
+    contended: Intervals
+    most_ns: int
+    held: pl.DataFrame
+    contexts: int
+    region: Region
+
+
+def _overlapping_runs(kernels: pl.DataFrame) -> bool:
+    """Whether any two contexts were in use at the same time at all."""
+    spans = (
+        kernels.group_by("pid", "context_id")
+        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
+        .sort("start_ns")
+    )
+    return bool((spans["start_ns"] < spans["end_ns"].cum_max().shift(1)).any())
+
+
+def _turns(trace: Trace, kernels: pl.DataFrame) -> _Turns | None:
+    took = pl.col("end_ns") - pl.col("start_ns")
+    # Without the engine: whoever holds the multiprocessors is the question.
+    kernels = (
+        with_ready(trace, kernels, Edge.ENGINE)
+        .with_columns(took.median().over("name", "sm_fraction").alias("usual_ns"))
+        .with_columns(
+            pl.min_horizontal("usual_ns", took).cast(pl.Int64).alias("ran_ns")
+        )
+    )
+    own = [here for _, here in kernels.group_by("pid", "context_id")]
+    wanted = [union(column(c, "ready_ns"), column(c, "end_ns")) for c in own]
+    judged = [regions(trace)[pid] for pid in kernels["pid"].unique()]
+    contended = union(*np.empty((2, 0), dtype=np.int64))
+    for one, other in combinations(wanted, 2):
+        contended = contended | (one & other)
+    contended = contended & union(
+        np.array([region.start_ns for region in judged]),
+        np.array([region.end_ns for region in judged]),
+    )
+    ran = [_ran_ns(context, contended) for context in own]
+    held = pl.concat([_held(context, contended) for context in own])
+    waited = union(
+        column(held, "ready_ns"), column(held, "ready_ns") + column(held, "held_ns")
+    )
+    taking_turns = (
+        held.height >= MIN_HELD
+        and sum(ran) <= MAX_TOGETHER * contended.total_ns
+        and (waited & contended).total_ns >= MIN_HELD_SHARE * contended.total_ns
+        and sum(_fraction(context) for context in own) <= 1
+    )
+    if not taking_turns:
+        return None
+    longest = max(judged, key=lambda region: region.duration_ns)
+    return _Turns(contended, max(ran), held, len(own), longest)
+
+
+def _ran_ns(context: pl.DataFrame, contended: Intervals) -> int:
+    """How long the context's kernels really ran in the contended time."""
+    start, end = column(context, "start_ns"), column(context, "end_ns")
+    inside = contended.overlap_ns(start, end)
+    apart = int(np.minimum(inside, column(context, "ran_ns")).sum())
+    return min(apart, (union(start, end) & contended).total_ns)
+
+
+def _held(context: pl.DataFrame, contended: Intervals) -> pl.DataFrame:
+    """Kernels that waited or were suspended in the contended time."""
+    lost = pl.col("end_ns") - pl.col("ready_ns") - pl.col("ran_ns")
+    held = context.with_columns(lost.alias("held_ns"))
+    inside = contended.overlap_ns(column(held, "ready_ns"), column(held, "end_ns"))
+    return held.filter(
+        (pl.col("held_ns") >= MIN_HELD_NS) & pl.Series(inside >= MIN_HELD_NS)
+    )
+
+
+def _fraction(context: pl.DataFrame) -> float:
+    """Part of the GPU that the context's kernels ask for, weighed by run time."""
+    asked = context["sm_fraction"].fill_null(1.0).to_numpy()
+    return float(np.average(asked, weights=column(context, "ran_ns").clip(1)))
+
+
+def _cost(turns: _Turns) -> Cost:
+    """Together the contexts take as long as the busiest of them at best.
+
+    The replay knows no order between contexts that it could drop.
+    """
+    return price(
+        Claim.UPPER_BOUND,
+        max(0, turns.contended.total_ns - turns.most_ns),
+        turns.region,
+        "time in which several contexts had kernels ready, less the run time of the "
+        "busiest one in it",
+    )
+
+
+def _finding(trace: Trace, turns: _Turns) -> Finding:
+    cost = _cost(turns)
+    held = turns.held
+    processes = held["pid"].n_unique()
+    who = f"{processes} processes" if processes > 1 else f"{turns.contexts} contexts"
+    names = trace.processes.filter(pl.col("pid").is_in(held["pid"].implode()))["name"]
+    longest = held.sort("held_ns", descending=True).head(5)
+    return Finding(
+        message=f"kernels of {who} take turns on one GPU: for "
+        f"{turns.contended.total_ns / 1e6:.2f} ms several had kernels ready and one "
+        f"ran at a time; {held.height} kernels were kept waiting or suspended",
+        severity=severity_of(cost),
+        confidence=Confidence.MEDIUM,
+        cost=cost,
+        where=_where(trace, held),
+        occurrences=held.height,
+        evidence=tuple(
+            Evidence(
+                row["ready_ns"],
+                row["end_ns"],
+                f"{row['name']} of process {row['pid']} is held for "
+                f"{row['held_ns'] / 1e6:.2f} ms",
+                row["correlation_id"],
+            )
+            for row in longest.iter_rows(named=True)
+        ),
+        fix="run the work as streams of one process, or start the Multi-Process "
+        "Service (nvidia-cuda-mps-control -d) before the processes",
+        identity=("contexts", *sorted(set(names.drop_nulls()))[:8]),
+    )
+
+
+def _where(trace: Trace, held: pl.DataFrame) -> Where:
+    """The kernels, and more only where one process has all the contexts."""
+    if held["pid"].n_unique() == 1:
+        calls = trace.launches.join(held, on=["pid", "correlation_id"], how="semi")
+        return locate(trace, calls=calls, ops=held)
+    longest = held.group_by("name").agg(pl.col("ran_ns").sum())
+    names = longest.sort("ran_ns", "name", descending=[True, False])["name"]
+    return Where(kernels=tuple(names.head(3)))

@@ -1,0 +1,163 @@
+"""Rule priority-without-effect."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from streamlint.changes import Change
+from streamlint.cost import price_change, severity_of
+from streamlint.findings import (
+    Claim,
+    Confidence,
+    Cost,
+    Evidence,
+    Finding,
+    Severity,
+)
+from streamlint.readiness import with_ready
+from streamlint.replay import Edge, Replay, replay_of
+from streamlint.rule import Outcome, rule
+from streamlint.steady import Region, column, regions
+from streamlint.trace.model import Trace
+from streamlint.where import locate
+
+MIN_HELD = 3
+"""Fewer urgent kernels that waited are start-up, not a pattern."""
+MIN_WAIT_NS = 50_000
+"""Shorter waits are the last blocks of a short kernel: priority does work there."""
+
+
+@rule(needs=("kernels", "streams"))
+def priority_without_effect(trace: Trace) -> Outcome:
+    """Urgent kernels wait for a long low-priority kernel that fills the GPU.
+
+    What it does
+        Finds kernels of a high-priority stream that were ready, and waited until a
+        kernel of lower priority that had started before made room.
+    Why it costs time
+        Priority decides which waiting block starts next; blocks that run are not
+        stopped for it (an urgent kernel waited 472 of the 500 us that the resident
+        blocks took, H200). A long kernel that fills the GPU holds up urgent work,
+        and the host that waits for its result, for nearly all of its time.
+    Evidence
+        Urgent kernels that waited over 50 us, with all their dependencies done,
+        while a kernel of lower priority of the same process ran that leaves no room
+        for them. The cost is the run replayed with those kernels started as soon as
+        they were ready: an upper bound, as shorter low-priority kernels come close
+        to it at best. Where the run gets no shorter there is no finding: later
+        results alone may not matter.
+    Exemptions
+        Streams of equal priority, waits for kernels of the same or a higher
+        priority, kernels that leave room, copies (priorities don't apply to them),
+        priorities that never mattered.
+    Fix
+        Split the low-priority kernel into shorter ones, or give it fewer blocks
+        than the GPU has room for, so that urgent blocks get in between. Splitting
+        costs launches: 0.1 to 0.5 ms each is a fair length.
+    References
+        CUDA Runtime API, cudaStreamCreateWithPriority ("only compute kernels
+        launched in priority streams are affected"); CUDA C++ Programming Guide,
+        "Stream priorities".
+    """
+    findings: list[Finding] = []
+    kernels = (
+        trace.gpu_ops.filter(pl.col("kind") == "kernel")
+        .join(
+            trace.streams.select("pid", "stream_id", "priority"),
+            on=["pid", "stream_id"],
+            how="left",
+            validate="m:1",
+        )
+        .drop_nulls("priority")
+    )
+    urgent = pl.col("priority") < pl.col("priority").max().over("pid", "device_id")
+    late = pl.col("start_ns") - pl.col("issue_end_ns") >= MIN_WAIT_NS
+    several = (urgent & late).sum().over("pid", "device_id") >= MIN_HELD
+    kernels = kernels.filter(several)
+    if not kernels.height:
+        return findings
+    for pid, region in regions(trace).items():
+        own = kernels.filter(pl.col("pid") == pid)
+        for _, here in own.group_by("device_id", maintain_order=True):
+            held = _held(trace, here).filter(region.holds())
+            if held.height >= MIN_HELD:
+                finding = _finding(trace, region, held)
+                if finding.severity is not Severity.INFO:
+                    findings.append(finding)
+    return findings
+
+
+def _held(trace: Trace, kernels: pl.DataFrame) -> pl.DataFrame:
+    """Kernels that waited for one of lower priority, with ready_ns and its name."""
+    kernels = with_ready(trace, kernels, Edge.ENGINE).sort("start_ns")
+    parts = [kernels.clear().with_columns(pl.lit("").alias("holder"))]
+    for level in kernels["priority"].unique().sort()[:-1]:
+        urgent = kernels.filter(pl.col("priority") == level)
+        lower = kernels.filter(pl.col("priority") > level)
+        ends = np.maximum.accumulate(column(lower, "end_ns"))
+        last = np.where(ends == column(lower, "end_ns"), np.arange(len(ends)), 0)
+        last = np.maximum.accumulate(last)
+        # The kernel that was running when the urgent one got ready, if any.
+        at = column(urgent, "ready_ns")
+        before = np.searchsorted(column(lower, "start_ns"), at, side="right") - 1
+        holder = last[np.maximum(before, 0)]
+        taken = lower["sm_fraction"].fill_null(0.0).to_numpy()[holder]
+        wanted = urgent["sm_fraction"].fill_null(0.0).to_numpy()
+        until = np.minimum(ends[np.maximum(before, 0)], column(urgent, "start_ns"))
+        waited = (before >= 0) & (until - at >= MIN_WAIT_NS) & (taken + wanted > 1)
+        # What ended long before the start wasn't it.
+        waited &= column(urgent, "start_ns") - until < until - at
+        parts.append(
+            urgent.with_columns(lower["name"].gather(holder).alias("holder")).filter(
+                pl.Series(waited)
+            )
+        )
+    return pl.concat(parts).sort("start_ns")
+
+
+def _change(replay: Replay, held: pl.DataFrame) -> Change:
+    """Urgent kernels start when they are ready, whatever runs."""
+    rows = replay.ops_of(held)
+    return Change(
+        drop=replay.constraints(Edge.ENGINE, ops=rows),
+        issue_latency=(rows, replay.graph.plain_issue_latency[rows]),
+    )
+
+
+def _cost(trace: Trace, region: Region, held: pl.DataFrame, change: Change) -> Cost:
+    none = Cost(Claim.NONE, None, None, "later results may not lengthen the run")
+    method = "urgent kernels start as soon as they are ready"
+    return price_change(trace, region, change, Claim.UPPER_BOUND, method, direct=none)
+
+
+def _finding(trace: Trace, region: Region, held: pl.DataFrame) -> Finding:
+    change = _change(replay_of(trace), held)
+    cost = _cost(trace, region, held, change)
+    waits = column(held, "start_ns") - column(held, "ready_ns")
+    holders = held["holder"].value_counts(sort=True)["holder"].to_list()
+    calls = trace.launches.join(held, on=["pid", "correlation_id"], how="semi")
+    longest = held.sort(pl.col("start_ns") - pl.col("ready_ns"), descending=True)
+    return Finding(
+        message=f"{held.height} kernels of higher priority waited "
+        f"{float(np.median(waits)) / 1e6:.2f} ms (median) for {holders[0]}, which was "
+        "running and left no room",
+        severity=severity_of(cost),
+        confidence=Confidence.MEDIUM,
+        cost=cost,
+        where=locate(trace, calls=calls, ops=held),
+        occurrences=held.height,
+        evidence=tuple(
+            Evidence(
+                row["ready_ns"],
+                row["start_ns"],
+                f"{row['name']} is ready; {row['holder']} fills the GPU",
+                row["correlation_id"],
+            )
+            for row in longest.head(5).iter_rows(named=True)
+        ),
+        fix="split the low-priority kernel into shorter ones, or launch it with fewer "
+        "blocks than the GPU has room for",
+        identity=("waits for", *sorted(set(holders))[:4], *sorted(set(held["name"]))),
+        change=change,
+    )

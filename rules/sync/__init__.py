@@ -1,0 +1,1 @@
+"""Rules about synchronization: host waits that leave the GPU idle."""

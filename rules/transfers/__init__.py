@@ -1,0 +1,1 @@
+"""Rules about transfers: copies that are slower than they need to be."""
