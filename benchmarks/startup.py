@@ -1,0 +1,64 @@
+"""How long `streamlint lint` takes beside `import polars, typer`, its floor.
+
+    .venv/bin/python benchmarks/startup.py
+
+Both are measured in turns, so that a busy machine slows both. Ends with 1 if lint
+takes more than twice as long; means something only on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+TRACES = (
+    "legacy-null-stream-barrier/bad",
+    "pageable-async-copy/fixed",
+    "device-sync-in-steady-state/bad",
+)
+ROUNDS = 11
+MAX_RATIO = 2.0
+FLOOR = "import polars, typer"
+
+
+def seconds(*command: str) -> float:
+    """Wall time of one run of python with these arguments."""
+    start = time.perf_counter()
+    subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    return time.perf_counter() - start
+
+
+def main() -> int:
+    """Measure, print and judge."""
+    commands: dict[str, tuple[str, ...]] = {"floor": ("-c", FLOOR)}
+    for trace in TRACES:
+        path = f"sample_traces/{trace}.sqlite"
+        commands[trace] = ("-m", "streamlint", "lint", "--exit-zero", path)
+    for command in commands.values():
+        seconds(*command)  # fills the caches
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(ROUNDS):
+        for name, command in commands.items():
+            times[name].append(seconds(*command))
+    medians = {name: statistics.median(taken) for name, taken in times.items()}
+    floor = medians.pop("floor")
+    print(f"{floor * 1e3:6.0f} ms        python -c '{FLOOR}'")
+    for name, median in medians.items():
+        print(f"{median * 1e3:6.0f} ms  {median / floor:.2f}  lint {name}")
+    ratio = max(medians.values()) / floor
+    print(f"ratio {ratio:.2f}, at most {MAX_RATIO}")
+    return int(ratio > MAX_RATIO)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

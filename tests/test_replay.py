@@ -1,0 +1,248 @@
+"""The replay: exact on what was recorded, right about what fixed twins saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tracebuilder import TraceBuilder
+
+from streamlint.changes import Change
+from streamlint.replay import Edge, Replay, replay_of, span_ns
+from streamlint.replay import schedule as schedule_module
+from streamlint.replay.graph import Graph
+from streamlint.steady import regions
+from streamlint.trace import open_trace
+from streamlint.trace.model import Trace
+
+SAMPLES = Path(__file__).parent.parent / "sample_traces"
+MEASURED = {
+    "misc": 0.05,
+    "probe": 0.05,
+    "torch": 0.05,
+    "torchbt": 0.05,
+    "l2": 0.05,
+    "l2_use": 0.05,
+    "two_procs_one_gpu": 0.05,
+    "two_procs_two_gpus": 0.05,
+    "2026.1.1_four_stream_pipeline": 0.05,
+    "2026.1.1_single_final_sync": 0.05,
+    "um": 0.05,
+    "ctxs": 0.05,
+    "ptds": 0.05,
+}
+PAIRS = (
+    "legacy-null-stream-barrier",
+    "device-sync-in-steady-state",
+    "pageable-async-copy",
+)
+
+
+def _trace(name: str) -> Trace:
+    return open_trace(SAMPLES / "extra" / f"{name}.sqlite")
+
+
+def _pair(rule: str, which: str) -> Replay:
+    return replay_of(open_trace(SAMPLES / rule / f"{which}.sqlite"))
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_unchanged_replay_is_the_recorded_schedule(name: str) -> None:
+    replay = replay_of(_trace(name))
+    again = replay.run()
+    assert np.array_equal(again.op_start, replay.recorded.op_start)
+    assert np.array_equal(again.call_start, replay.recorded.call_start)
+    assert np.array_equal(again.call_end, replay.recorded.call_end)
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_bare_model_is_within_its_limit(name: str) -> None:
+    assert abs(replay_of(_trace(name)).error) <= MEASURED[name]
+
+
+@pytest.mark.parametrize("which", ["bad", "fixed"])
+@pytest.mark.parametrize("rule", PAIRS)
+def test_bare_model_is_within_5_percent_on_pairs(rule: str, which: str) -> None:
+    assert abs(_pair(rule, which).error) <= 0.05
+
+
+def _saved(rule: str) -> int:
+    return span_ns(_pair(rule, "bad").recorded) - span_ns(_pair(rule, "fixed").recorded)
+
+
+def test_dropping_barriers_predicts_what_the_fix_saved() -> None:
+    replay = _pair(PAIRS[0], "bad")
+    free = replay.run([Change(drop=replay.constraints(Edge.BARRIER))])
+    predicted = span_ns(replay.recorded) - span_ns(free)
+    assert predicted == pytest.approx(_saved(PAIRS[0]), rel=0.10)
+
+
+def test_dropping_device_syncs_predicts_what_the_fix_saved() -> None:
+    replay = _pair(PAIRS[1], "bad")
+    syncs = replay.calls_of(replay.graph.calls.filter(pl.col("kind") == "device sync"))
+    assert len(syncs) == 40
+    free = replay.run([Change(drop=replay.constraints(Edge.WAIT, calls=syncs))])
+    predicted = span_ns(replay.recorded) - span_ns(free)
+    assert predicted == pytest.approx(_saved(PAIRS[1]), rel=0.10)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> TraceBuilder:
+    """Small programs of one thread on three streams with a consistent schedule."""
+    builder = TraceBuilder()
+    builder.stream(13, flag=1)
+    builder.stream(14, flag=2)
+    busy_until = {7: 0.0, 13: 0.0, 14: 0.0}
+    now = 1_000.0
+    for _ in range(draw(st.integers(1, 25))):
+        now += draw(st.floats(0.5, 20.0))
+        action = draw(
+            st.sampled_from(["kernel", "kernel", "copy", "sync", "device sync"])
+        )
+        stream = draw(st.sampled_from([7, 13, 14]))
+        if action in ("kernel", "copy"):
+            lasting = draw(st.floats(1.0, 60.0))
+            start = max(now + 3.0, busy_until[stream] + 1.0)
+            if stream != 14:
+                others = [busy_until[13]] if stream == 7 else [busy_until[7]]
+                start = max(start, *(end + 1.0 for end in others))
+            busy_until[stream] = start + lasting
+            issue = (now, now + 2.0)
+            if action == "kernel":
+                builder.kernel(
+                    "work",
+                    stream=stream,
+                    start=start,
+                    end=start + lasting,
+                    issue=issue,
+                    grid=(8, 1, 1),
+                )
+            else:
+                builder.memcpy(
+                    "HtoD",
+                    4096,
+                    src="pinned",
+                    dst="device",
+                    stream=stream,
+                    start=start,
+                    end=start + lasting,
+                    issue=issue,
+                )
+            now += 2.0
+        elif action == "sync":
+            end = max(now + 1.0, busy_until[stream] + 2.0)
+            builder.sync("cudaStreamSynchronize", stream, now, end)
+            now = end
+        else:
+            end = max(now + 1.0, *(t + 2.0 for t in busy_until.values()))
+            builder.device_sync(now, end)
+            now = end
+    builder.kernel(
+        "last",
+        stream=14,
+        start=max(now + 5.0, busy_until[14] + 1.0),
+        end=max(now + 5.0, busy_until[14] + 1.0) + 10.0,
+        issue=(now + 1.0, now + 2.0),
+        grid=(8, 1, 1),
+    )
+    return builder
+
+
+@settings(max_examples=60, deadline=None)
+@given(program=programs(), data=st.data())
+def test_dropping_a_constraint_never_lengthens_the_run(
+    program: TraceBuilder, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    replay = _built(program, tmp_path_factory)
+    assert np.array_equal(replay.run().op_start, replay.recorded.op_start)
+    total = len(replay.graph.kind)
+    if total:
+        dropped = data.draw(st.sets(st.integers(0, total - 1)))
+        index = np.array(sorted(dropped), dtype=np.int64)
+        free = replay.run([Change(drop=index)])
+        assert (free.op_start <= replay.recorded.op_start).all()
+        assert free.op_end.max() <= replay.recorded.op_end.max()
+    every = np.arange(len(replay.graph.op_duration))
+    halved = Change(op_duration=(every, replay.graph.op_duration // 2))
+    assert (replay.run([halved]).op_start <= replay.recorded.op_start).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(program=programs())
+def test_replay_of_a_replay_is_a_fixed_point(
+    program: TraceBuilder, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    replay = _built(program, tmp_path_factory)
+    change = [Change(drop=replay.constraints(Edge.BARRIER))]
+    once, twice = replay.run(change), replay.run(change * 2)
+    assert np.array_equal(once.op_start, twice.op_start)
+    assert np.array_equal(once.call_end, twice.call_end)
+
+
+def _built(program: TraceBuilder, folders: pytest.TempPathFactory) -> Replay:
+    path = program.write(folders.mktemp("program") / "trace.sqlite")
+    trace = open_trace(path)
+    try:
+        return replay_of(trace)
+    finally:
+        trace.close()
+
+
+def _barrier_program(first: int, second: int, shift: float) -> TraceBuilder:
+    builder = TraceBuilder()
+    builder.stream(first, flag=1)
+    builder.stream(second, flag=1)
+    for turn in range(6):
+        at = shift + 1_000 + 200.0 * turn
+        for number, stream in enumerate((first, 7, second)):
+            start = at + 10 + 51.0 * number
+            builder.kernel(
+                "work",
+                stream=stream,
+                start=start,
+                end=start + 50,
+                issue=(at + 2.0 * number, at + 2.0 * number + 1.5),
+                grid=(8, 1, 1),
+            )
+    return builder
+
+
+def test_renaming_streams_and_shifting_time_change_nothing(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    savings = []
+    for first, second, shift in ((13, 14, 0.0), (21, 15, 0.0), (13, 14, 5e6)):
+        replay = _built(_barrier_program(first, second, shift), tmp_path_factory)
+        free = replay.run([Change(drop=replay.constraints(Edge.BARRIER))])
+        savings.append((replay.error, span_ns(replay.recorded) - span_ns(free)))
+    assert savings[0][1] > 0
+    assert savings[0] == savings[1] == savings[2]
+
+
+def test_compiled_and_plain_passes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    replay = replay_of(_trace("misc"))
+    change = [Change(drop=replay.constraints(Edge.WAIT, Edge.STREAM))]
+    plain = replay.run(change)
+    monkeypatch.setattr(schedule_module, "COMPILED_FROM", 0)
+    compiled = replay.run(change)
+    for name in ("op_start", "op_end", "call_start", "call_end"):
+        assert np.array_equal(getattr(plain, name), getattr(compiled, name))
+
+
+def test_every_constraint_points_back_in_time() -> None:
+    for rule in PAIRS:
+        graph: Graph = _pair(rule, "bad").graph
+        assert graph.active.any()
+        assert (graph.count[graph.active] > 0).all()
+
+
+def test_region_saving_counts_only_its_operations() -> None:
+    trace = open_trace(SAMPLES / PAIRS[0] / "bad.sqlite")
+    replay = replay_of(trace)
+    (region,) = regions(trace).values()
+    assert replay.saving_ns(replay.recorded, region) == 0
