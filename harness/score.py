@@ -2,8 +2,8 @@
 
 Needs no GPU. Costs are compared as shares: a rule's of the judged region of the
 trace, which may leave out a first iteration, with the measured one of the whole
-region, both of the run that is in the trace. Profiling itself changes what a fault
-costs, so the saving without it stands beside, unjudged.
+region. Profiling itself changes what a fault costs, so both savings stand side by
+side; a cost is judged by that of the run that it is of.
 """
 
 from __future__ import annotations
@@ -17,28 +17,49 @@ from typing import Any
 from streamlint.cost import MIN_SHARE
 from streamlint.engine import Report, lint
 from streamlint.errors import StreamlintError, UsageError
-from streamlint.findings import Claim, Finding, Severity
+from streamlint.findings import RECORDED, UNPROFILED, Claim, Finding, Severity
 from streamlint.harness.collect import PROVENANCE
+from streamlint.harness.results import FULL, PLAIN
 from streamlint.harness.workloads import VARIANTS, find
 from streamlint.registry import all_rules
 from streamlint.trace import open_trace
 
 MAX_ERROR = 0.15
 """A what-if may be off by this part of the measured saving."""
-_RUNS = {"profiled": "stored", "unprofiled": "plain"}
+_RUNS = {RECORDED: ("stored", FULL), UNPROFILED: (PLAIN, PLAIN)}
+"""Which region times of a trace are the ones to go by, and which tell their range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """A time saved, and which part of the region it is."""
+    """A time saved, and which part of the region it is.
+
+    A measured one lies between the shares ``low`` and ``high``: every bad run is
+    compared with every fixed one.
+    """
 
     us: float
     share: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def least(self) -> float:
+        """The smallest share that was measured."""
+        return self.share if self.low is None else self.low
+
+    @property
+    def most(self) -> float:
+        """The largest share that was measured."""
+        return self.share if self.high is None else self.high
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One pair: what the rule says of it, what was measured, what is wrong."""
+    """One pair: what the rule says of it, what was measured, what is wrong.
+
+    ``basis`` is the run that the rule's cost is of, `RECORDED` or `UNPROFILED`.
+    """
 
     pair: str
     rule: str
@@ -46,19 +67,25 @@ class Row:
     fixed: tuple[str, ...]
     claim: str
     predicted: Saving | None
+    basis: str
     profiled: Saving | None
     unprofiled: Saving | None
     silent: str
     problems: tuple[str, ...]
 
     @property
+    def measured(self) -> Saving | None:
+        """What was saved in the run that the rule's cost is of."""
+        return self.unprofiled if self.basis == UNPROFILED else self.profiled
+
+    @property
     def ratio(self) -> float | None:
         """Predicted over measured, where enough was saved to compare."""
-        if self.predicted is None or self.profiled is None:
+        if self.predicted is None or self.measured is None:
             return None
-        if self.profiled.share < MIN_SHARE:
+        if self.measured.share < MIN_SHARE:
             return None
-        return self.predicted.share / self.profiled.share
+        return self.predicted.share / self.measured.share
 
     @property
     def proves(self) -> bool:
@@ -136,11 +163,11 @@ def _row(name: str, folder: Path, note: dict[str, dict[str, Any]]) -> Row:
             problems.append(f"bad: {fires}")
     dirty = _above_info(reports["fixed"]) if "fixed" in reports else ()
     problems += [f"fixed: {what}" for what in dirty]
-    claim, predicted = _prediction(found)
-    measured = {run: _measured(note, key) for run, key in _RUNS.items()}
+    claim, predicted, basis = _prediction(found)
+    measured = {run: _measured(note, *keys) for run, keys in _RUNS.items()}
     if not note:
         problems.append(f"no {PROVENANCE} beside the traces")
-    elif wrong := _wrong(claim, predicted, measured["profiled"]):
+    elif wrong := _wrong(claim, predicted, measured[basis]):
         problems.append(wrong)
     return Row(
         pair=name,
@@ -149,8 +176,9 @@ def _row(name: str, folder: Path, note: dict[str, dict[str, Any]]) -> Row:
         fixed=dirty,
         claim=claim.value if claim else "-",
         predicted=predicted,
-        profiled=measured["profiled"],
-        unprofiled=measured["unprofiled"],
+        basis=basis,
+        profiled=measured[RECORDED],
+        unprofiled=measured[UNPROFILED],
         silent=silent,
         problems=tuple(problems),
     )
@@ -197,14 +225,16 @@ def _above_info(report: Report) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _prediction(findings: Iterable[Finding]) -> tuple[Claim | None, Saving | None]:
+def _prediction(
+    findings: Iterable[Finding],
+) -> tuple[Claim | None, Saving | None, str]:
     """What fixing all findings of a rule saves, for the process that saves most.
 
-    A what-if beside bounds of one kind sums up to such a bound; bounds of both kinds
-    to none.
+    With the run that it is of. A what-if beside bounds of one kind sums up to such a
+    bound; bounds of both kinds, and costs of different runs, to none.
     """
     sums: dict[int | None, tuple[float, float]] = {}
-    claims = set()
+    claims, bases = set(), set()
     for finding in findings:
         if finding.cost.ns is None or finding.cost.share is None:
             continue
@@ -212,24 +242,39 @@ def _prediction(findings: Iterable[Finding]) -> tuple[Claim | None, Saving | Non
         more = (us + finding.cost.ns / 1e3, share + finding.cost.share)
         sums[finding.where.pid] = more
         claims.add(finding.cost.claim)
+        bases.add(finding.cost.basis)
     if not sums:
-        return Claim.NONE, None
+        return Claim.NONE, None, RECORDED
     bounds = claims - {Claim.WHAT_IF}
-    claim = next(iter(bounds), Claim.WHAT_IF) if len(bounds) < 2 else None
-    return claim, Saving(*max(sums.values()))
+    one = len(bounds) < 2 and len(bases) < 2
+    claim = next(iter(bounds), Claim.WHAT_IF) if one else None
+    basis = UNPROFILED if bases == {UNPROFILED} else RECORDED
+    return claim, Saving(*max(sums.values())), basis
 
 
-def _measured(note: dict[str, dict[str, Any]], run: str) -> Saving | None:
+def _measured(
+    note: dict[str, dict[str, Any]], chosen: str, ranging: str
+) -> Saving | None:
     """What the fix saved in these runs."""
     us: list[float] = []
+    ranges: list[tuple[float, float]] = []
     for variant in VARIANTS:
-        found = note.get(variant, {}).get("region_us", {}).get(run)
+        times = note.get(variant, {}).get("region_us", {})
+        found, spread = times.get(chosen), times.get(ranging, {})
         if isinstance(found, dict):
             found = found.get("median")
         if not isinstance(found, int | float) or found <= 0:
             return None
         us.append(float(found))
-    return Saving(us[0] - us[1], (us[0] - us[1]) / us[0])
+        around = [float(spread.get(end, found)) for end in ("min", "max")]
+        ranges.append((min(found, around[0]), max(found, around[1])))
+    (bad_min, bad_max), (fixed_min, fixed_max) = ranges
+    return Saving(
+        us=us[0] - us[1],
+        share=1 - us[1] / us[0],
+        low=1 - fixed_max / bad_min,
+        high=1 - fixed_min / bad_max,
+    )
 
 
 def _wrong(
@@ -242,14 +287,14 @@ def _wrong(
         return ""
     if measured is None:
         return "the saving was not measured"
-    over = predicted.share - measured.share
+    share = predicted.share
     if claim is Claim.WHAT_IF:
         allowed = max(MAX_ERROR * abs(measured.share), MIN_SHARE)
-        if abs(over) > allowed:
+        if abs(over := share - measured.share) > allowed:
             return f"the what-if is off by {_points(over)} of the region"
-    if claim is Claim.UPPER_BOUND and over < -MIN_SHARE:
+    if claim is Claim.UPPER_BOUND and (over := share - measured.least) < -MIN_SHARE:
         return f"the upper bound is {_points(over)} below what was saved"
-    if claim is Claim.LOWER_BOUND and over > MIN_SHARE:
+    if claim is Claim.LOWER_BOUND and (over := share - measured.most) > MIN_SHARE:
         return f"the lower bound is {_points(over)} above what was saved"
     return ""
 
@@ -301,7 +346,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.pair,
         fires,
         "fires" if row.fixed else "silent",
-        row.claim,
+        row.claim + (", not profiled" if row.basis == UNPROFILED else ""),
         _saving(row.predicted),
         _saving(row.profiled),
         "-" if ratio is None else f"{ratio:.2f}",
@@ -313,7 +358,11 @@ def _cells(row: Row) -> tuple[str, ...]:
 def _saving(saving: Saving | None) -> str:
     if saving is None:
         return "-"
-    return f"{saving.us / 1e3:.2f} ms, {100 * saving.share:.1f} %"
+    share, low, high = (
+        f"{100 * part:.1f}" for part in (saving.share, saving.least, saving.most)
+    )
+    words = f"{saving.us / 1e3:.2f} ms, {share} %"
+    return words if low == high else f"{words} ({low} to {high})"
 
 
 def _summary(result: Score) -> str:
@@ -353,11 +402,14 @@ def markdown(result: Score) -> str:
         "which part of the judged region that is.",
         "- *Measured* is the time of the region in `bad` less that in `fixed`: "
         "*profiled* in the runs that the traces show, *not profiled* the medians of "
-        "seven repeats without nsys. Recording slows calls down, so the two differ.",
-        "- *Ratio* compares the shares, predicted over measured and profiled.",
+        "seven repeats without nsys. Recording slows calls down, so the two differ. "
+        "Where runs differ, the smallest and largest share of any two follow.",
+        "- *Ratio* compares the shares, predicted over measured: profiled, unless the "
+        "claim is one of the run that is not profiled.",
         f"- A *what-if* must be within {MAX_ERROR:.0%} of the measured saving or "
-        f"{MIN_SHARE:.0%} of the region; an *upper bound* must not be below it, a "
-        "*lower bound* not above. *Direct* costs are times of calls, not savings.",
+        f"{MIN_SHARE:.0%} of the region; an *upper bound* must not be more than "
+        f"{MIN_SHARE:.0%} below the smallest, a *lower bound* above the largest. "
+        "*Direct* costs are times of calls, not savings.",
         "",
         *([f"Recorded on {'; on '.join(machines)}.", ""] if machines else []),
         _summary(result),

@@ -1,6 +1,6 @@
 // harness: rule allocation-implicit-sync
 // harness: cause host
-// harness: expect each free waits for a kernel on a stream that never used the memory, so two independent streams take turns: 15 ms -> 7 ms; --cause host the same with cudaFreeHost
+// harness: expect each free waits for a kernel on a stream that never used the memory, so two independent streams take turns: 11 ms -> 5.5 ms; --cause host the same with cudaFreeHost
 //
 // Two streams take kernels in turn, and each iteration gives back a buffer that
 // nothing on the GPU uses any more. cudaFree and cudaFreeHost wait for all work of the

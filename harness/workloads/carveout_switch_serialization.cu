@@ -1,6 +1,6 @@
 // harness: rule carveout-switch-serialization
 // harness: note the carve-out is a preference: a driver that leaves the multiprocessors configured for the larger demand shows no fault
-// harness: expect kernels of two streams with different shared memory configurations never share a multiprocessor: 10 ms -> 5 ms if the driver switches
+// harness: expect kernels of two streams with different shared memory configurations wait for each other on most multiprocessors: 7 ms -> 5 ms
 //
 // A kernel with little shared memory and one with much, on two independent streams, with
 // room on every multiprocessor for both. bad asks for all L1 and no shared memory for

@@ -1,7 +1,7 @@
 // harness: rule cross-context-serialization
 // harness: processes 2
 // harness: note without MPS the GPU runs one process at a time; under MPS, or with the GPU in exclusive mode, bad can't show the fault
-// harness: expect kernels of two processes never run together, though each fills little of the GPU: 20 ms -> 10 ms
+// harness: expect kernels of two processes never run together, though each fills little of the GPU: 22 ms -> 10 ms
 //
 // Two workers queue the same small kernels. In bad the second worker is a process of
 // its own, started from this one before any CUDA call; in fixed it is a second stream.

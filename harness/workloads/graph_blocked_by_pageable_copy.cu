@@ -1,5 +1,5 @@
 // harness: rule graph-blocked-by-pageable-copy
-// harness: expect cudaGraphLaunch returns only when the graph's copies of pageable memory are done, so the host can't prepare the next step meanwhile: 18 ms -> 10 ms
+// harness: expect cudaGraphLaunch returns only when the graph's copies of pageable memory are done, so the host can't prepare the next step meanwhile: 20 ms -> 10 ms
 //
 // Each iteration the host works for 0.4 ms and launches a graph: upload, kernel of 0.5
 // ms, download. With pageable host memory for both copies (bad) the launch waits for

@@ -1,6 +1,6 @@
 // harness: rule host-function-stall
 // harness: nvcc -Xcompiler -pthread
-// harness: expect the stream stands still while its host function runs for 1 ms, ten times: 20 ms -> 11 ms
+// harness: expect the stream stands still while its host function runs for 1 ms, ten times: 21 ms -> 11 ms
 //
 // After each kernel the host logs its result, which takes 1 ms; the next kernel doesn't
 // need that. bad logs in a host function: the stream waits for it. fixed records an

@@ -1,5 +1,5 @@
 // harness: rule host-mediated-dependency
-// harness: expect the GPU idles 10 to 15 us at each of 80 hand-overs while the host wakes up and launches: 4.4 ms -> 3.4 ms
+// harness: expect the GPU idles about 8 us longer at each of 80 hand-overs while the host wakes up and launches: 3.8 ms -> 3.2 ms
 //
 // Two streams work on the same data in turns. bad hands over through the host, which
 // waits for one stream and then launches on the other; fixed through an event that the

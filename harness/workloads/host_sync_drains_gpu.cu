@@ -1,5 +1,5 @@
 // harness: rule host-sync-drains-gpu
-// harness: expect the GPU idles while the host works on each value it waited for: 6.9 ms -> 4.2 ms
+// harness: expect the GPU idles while the host works on each value it waited for: 7.1 ms -> 4.6 ms
 //
 // A training-like loop: a kernel of about 100 us, a 4-byte result read back, 60 us of
 // host work on it. bad waits for the result of the iteration it just issued (what

@@ -1,5 +1,5 @@
-// What the workloads about the L2 cache share: the set-aside, windows, and a kernel
-// whose run time is the latency of the memory that it reads.
+// What the workloads about the L2 cache share: the set-aside, windows, a kernel whose
+// run time is the latency of the memory that it reads, and one that flushes L2.
 #pragma once
 
 #include <algorithm>
@@ -50,47 +50,46 @@ __global__ void link_list(unsigned* next, size_t n, size_t hop) {
 // Every thread follows the list from where it stopped, one load after the other. All
 // threads together pass over the list in order and over again: a list that stays in
 // cache is read at its latency, one that doesn't fit misses with every load.
-// cold (optional; a power of two elements) is read along, each element once a turn,
-// which evicts what the cache doesn't hold on to. __ldcg leaves L1 out.
-__global__ void follow(unsigned* at, unsigned* cold_sum, const unsigned* next, int steps,
-                       const unsigned* cold, size_t cold_mask, size_t cold_from) {
+// __ldcg leaves L1 out.
+__global__ void follow(unsigned* at, const unsigned* next, int steps) {
   const size_t thread = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x;
-  const size_t threads = gridDim.x * static_cast<size_t>(blockDim.x);
-  unsigned here = at[thread], sum = 0;
+  unsigned here = at[thread];
 #pragma unroll 4
-  for (int step = 0; step < steps; ++step) {
-    here = __ldcg(next + here);
-    if (cold) sum += __ldcg(cold + ((cold_from + step * threads + thread) & cold_mask));
-  }
+  for (int step = 0; step < steps; ++step) here = __ldcg(next + here);
   at[thread] = here;
-  cold_sum[thread] += sum;
 }
 
-// Memory that is read once: 512 MiB, far more than any L2. Every byte is 1.
-constexpr size_t kCold = size_t{1} << 27;
-constexpr unsigned kColdValue = 0x01010101;
+// Adds up memory that nobody needs again: evicts what L2 doesn't hold on to.
+__global__ void sweep(unsigned* sums, const uint4* cold, size_t n) {
+  const size_t thread = blockIdx.x * static_cast<size_t>(blockDim.x) + threadIdx.x;
+  const size_t threads = gridDim.x * static_cast<size_t>(blockDim.x);
+  unsigned sum = 0;
+#pragma unroll 4
+  for (size_t i = thread; i < n; i += threads) {
+    const uint4 value = __ldcg(cold + i);
+    sum += value.x + value.y + value.z + value.w;
+  }
+  sums[thread] += sum;
+}
 
-inline unsigned* cold_alloc() {
-  unsigned* cold = device_alloc<unsigned>(kCold);
-  CHECK(cudaMemset(cold, 1, kCold * sizeof(unsigned)));
-  CHECK(cudaDeviceSynchronize());
-  return cold;
+inline int sm_count() {
+  int sms = 0;
+  CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
+  return sms;
 }
 
 // A list of about `bytes` in device memory, followed by `share` of the GPU: latency,
-// not bandwidth, decides how long that takes.
+// not bandwidth, decides how long that takes. `room` is the size of the buffer that it
+// is the beginning of, if that is larger.
 class List {
  public:
-  explicit List(size_t bytes, double share = 0.5) {
-    int sms = 0;
-    CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
-    blocks_ = static_cast<unsigned>(share * sms * 8);
+  explicit List(size_t bytes, double share = 0.5, size_t room = 0) {
+    blocks_ = static_cast<unsigned>(share * sm_count() * 8);
     threads_ = blocks_ * 256UL;
     n_ = std::max<size_t>(2, bytes / sizeof(unsigned) / threads_) * threads_;
-    next_ = device_alloc<unsigned>(n_);
+    next_ = device_alloc<unsigned>(std::max(n_, room / sizeof(unsigned)));
     link_list<<<blocks_for(n_), 256>>>(next_, n_, threads_);
     at_ = device_alloc<unsigned>(threads_);
-    cold_sum_ = device_alloc<unsigned>(threads_);
     std::vector<unsigned> start(threads_);
     for (size_t i = 0; i < threads_; ++i) start[i] = static_cast<unsigned>(i);
     upload(at_, start.data(), threads_);
@@ -101,25 +100,51 @@ class List {
 
   // One kernel that passes `times` over the whole list, and one step more, so that the
   // threads don't end where they began.
-  void pass(cudaStream_t stream, int times, const unsigned* cold = nullptr) {
+  void pass(cudaStream_t stream, int times) {
     const int steps = static_cast<int>(n_ / threads_) * times + 1;
-    follow<<<blocks_, 256, 0, stream>>>(at_, cold_sum_, next_, steps, cold, kCold - 1,
-                                        (cold ? steps_ : 0) * threads_);
+    follow<<<blocks_, 256, 0, stream>>>(at_, next_, steps);
     steps_ += steps;
-    if (cold) cold_steps_ += steps;
   }
 
   void check(const char* what) const {
     verify(what, download(at_, threads_),
            [this](size_t i) { return (i + steps_ % (n_ / threads_) * threads_) % n_; });
-    verify("cold data", download(cold_sum_, threads_), [this](size_t) {
-      return static_cast<unsigned>(cold_steps_) * kColdValue;
-    });
   }
 
  private:
   unsigned blocks_ = 0;
   size_t threads_ = 0, n_ = 0;
-  unsigned *next_ = nullptr, *at_ = nullptr, *cold_sum_ = nullptr;
-  size_t steps_ = 0, cold_steps_ = 0;
+  unsigned *next_ = nullptr, *at_ = nullptr;
+  size_t steps_ = 0;
+};
+
+// Other data that pass through L2 between two uses of a list: twice its size.
+class OtherData {
+ public:
+  explicit OtherData(size_t l2_bytes) : n_(2 * l2_bytes / sizeof(uint4)) {
+    blocks_ = static_cast<unsigned>(sm_count() * 8);
+    cold_ = device_alloc<uint4>(n_);
+    sums_ = device_alloc<unsigned>(blocks_ * 256UL);
+    CHECK(cudaMemset(cold_, 1, n_ * sizeof(uint4)));
+    CHECK(cudaDeviceSynchronize());
+  }
+
+  void pass(cudaStream_t stream) {
+    sweep<<<blocks_, 256, 0, stream>>>(sums_, cold_, n_);
+    ++passes_;
+  }
+
+  void check() const {
+    const size_t threads = blocks_ * 256UL;
+    verify("other data", download(sums_, threads), [&](size_t i) {
+      const size_t loads = (n_ - i + threads - 1) / threads;
+      return static_cast<unsigned>(passes_ * loads * 4 * 0x01010101UL);
+    });
+  }
+
+ private:
+  unsigned blocks_ = 0;
+  size_t n_ = 0, passes_ = 0;
+  uint4* cold_ = nullptr;
+  unsigned* sums_ = nullptr;
 };

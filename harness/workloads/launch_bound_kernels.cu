@@ -1,5 +1,5 @@
 // harness: rule launch-bound-kernels
-// harness: expect the GPU waits for the host to launch each tiny kernel: 9 ms -> 5 ms as a graph
+// harness: expect the GPU waits for the host to launch each tiny kernel: 7.7 ms -> 2.1 ms as a graph
 //
 // 20 iterations of 100 dependent tiny kernels: launched one by one (bad), or captured
 // once into a graph of 100 nodes and launched as that (fixed). The warm-up runs a single

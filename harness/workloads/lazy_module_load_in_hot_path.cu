@@ -1,7 +1,7 @@
 // harness: rule lazy-module-load-in-hot-path
 // harness: env bad CUDA_MODULE_LOADING=LAZY
 // harness: env fixed CUDA_MODULE_LOADING=EAGER
-// harness: expect the first launch of each of 50 kernels loads it, inside the loop, and takes far longer than other launches
+// harness: expect the first launch of each of 50 kernels loads it, inside the loop, and takes far longer than other launches: 1.6 ms -> 1.1 ms
 //
 // Each iteration launches two kernels that are loaded already and one that has not run
 // before. With CUDA_MODULE_LOADING=LAZY, the default, that launch loads the kernel

@@ -1,5 +1,5 @@
 // harness: rule pageable-async-copy
-// harness: expect the host is blocked in every copy call and the copies run at a fraction of the pinned rate: 24 ms -> 3 ms
+// harness: expect the host is blocked in every copy call and the copies run at a fraction of the pinned rate: 35 ms -> 3 ms
 //
 // A pipeline over four streams: upload, kernel, download. The only difference is where
 // the host buffers come from: malloc (bad) or cudaHostAlloc (fixed).

@@ -1,6 +1,6 @@
 // harness: rule pdl-candidate
 // harness: arch-min 90
-// harness: expect a gap of 1 us between dependent kernels of one queue goes away, and each starts before the one before it has ended: 300 kernels, about 0.4 ms less
+// harness: expect a gap of 1 us between dependent kernels of one queue goes away, and each starts before the one before it has ended: 300 kernels, about 0.3 ms less
 //
 // A chain of kernels in one stream. Each prepares something of its own, waits for its
 // predecessor with cudaGridDependencySynchronize, lets its successor start, and goes on.

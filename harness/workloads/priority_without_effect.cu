@@ -1,5 +1,5 @@
 // harness: rule priority-without-effect
-// harness: expect a high-priority kernel waits 2 ms for a low-priority one that fills the GPU: 30 ms -> 20 ms
+// harness: expect a high-priority kernel waits 2 ms for a low-priority one that fills the GPU: 25 ms -> 17 ms
 //
 // Background work on a low-priority stream fills the GPU. Each iteration a small
 // kernel of high priority is launched and the host works on its result for 1 ms. A

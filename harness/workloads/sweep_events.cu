@@ -200,6 +200,52 @@ void two_execs() {
   }
 }
 
+// What calls about a graph cost once the first of their kind are done with, each on an
+// idle stream. Every graph has the same kernels with another argument.
+void graph_calls() {
+  const cudaStream_t stream = make_stream();
+  for (const int nodes : {10, 50, 200}) {
+    std::map<std::string, std::vector<double>> times;
+    cudaGraphExec_t kept = nullptr;
+    for (int i = 0; i <= 4 * kTimes; ++i) {
+      const auto time = [&](const char* what, auto call) {
+        CHECK(cudaStreamSynchronize(stream));
+        const auto start = Clock::now();
+        CHECK(call());
+        if (kept) times[what].push_back(us_since(start));
+      };
+      cudaGraph_t graph = nullptr;
+      cudaGraphExec_t exec = nullptr;
+      time("capture", [&] {
+        CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        for (int node = 0; node < nodes; ++node) spin<<<1, 32, 0, stream>>>(i, counter);
+        return cudaStreamEndCapture(stream, &graph);
+      });
+      time("instantiate", [&] { return cudaGraphInstantiate(&exec, graph, 0); });
+      time("first_launch", [&] { return cudaGraphLaunch(exec, stream); });
+      time("launch", [&] { return cudaGraphLaunch(exec, stream); });
+      expected += 2ULL * nodes;
+      if (kept) {
+        cudaGraphExecUpdateResultInfo result;
+        time("update", [&] { return cudaGraphExecUpdate(kept, graph, &result); });
+        time("launch_after_update", [&] { return cudaGraphLaunch(kept, stream); });
+        time("exec_destroy", [&] { return cudaGraphExecDestroy(exec); });
+        expected += nodes;
+      } else {
+        kept = exec;
+      }
+      CHECK(cudaGraphDestroy(graph));
+    }
+    for (auto& [what, us] : times) {
+      std::sort(us.begin(), us.end());
+      char text[128];
+      std::snprintf(text, sizeof text, "call=%s nodes=%d median_us=%.1f min_us=%.1f max_us=%.1f",
+                    what.c_str(), nodes, us[us.size() / 2], us.front(), us.back());
+      print("graph_calls", text);
+    }
+  }
+}
+
 // How long a kernel waits behind four that fill the GPU (0.5 ms each, 2 waves), with a
 // higher and with the same priority.
 void priorities() {
@@ -291,6 +337,37 @@ void l2_requests() {
   CHECK(cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, 0));
 }
 
+// Does a set-aside that nothing uses cost other data anything? 50 kernels in a row that
+// read and write the same data. Without one, with one alone, and under a window.
+void l2_unused() {
+  cudaDeviceProp device;
+  CHECK(cudaGetDeviceProperties(&device, 0));
+  const cudaStream_t stream = make_stream();
+  for (const size_t mib : {8, 16, 24, 32, 48}) {
+    const size_t n = (mib << 20) / sizeof(unsigned);
+    unsigned* data = device_alloc<unsigned>(n);
+    for (const char* way : {"none", "set_aside", "window", "none"}) {
+      const bool reserve = *way != 'n', window = *way == 'w';
+      CHECK(cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize,
+                               reserve ? device.persistingL2CacheMaxSize : 0));
+      cudaStreamAttrValue value = {};
+      if (window) {
+        value.accessPolicyWindow = {data, mib << 20, 1.0F, cudaAccessPropertyPersisting,
+                                    cudaAccessPropertyStreaming};
+      }
+      CHECK(cudaStreamSetAttribute(stream, cudaStreamAttributeAccessPolicyWindow, &value));
+      const std::string times = timed([&] {
+        for (int i = 0; i < 50; ++i) churn<<<blocks_for(n), 256, 0, stream>>>(data, n, 1);
+      });
+      print("l2_unused", "mib=" + std::to_string(mib) + " with=" + way + " kernels=50 " + times);
+      value = {};
+      CHECK(cudaStreamSetAttribute(stream, cudaStreamAttributeAccessPolicyWindow, &value));
+      CHECK(cudaCtxResetPersistingL2Cache());
+    }
+    CHECK(cudaFree(data));
+  }
+}
+
 // A wait for an event that was recorded before the capture of the trace began.
 void range_capture() {
   const auto streams = make_streams(2);
@@ -315,9 +392,11 @@ int main(int argc, char** argv) {
       {"carveout", carveout},
       {"timing_events", timing_events},
       {"two_execs", two_execs},
+      {"graph_calls", graph_calls},
       {"priorities", priorities},
       {"host_functions", host_functions},
       {"l2_requests", l2_requests},
+      {"l2_unused", l2_unused},
       {"range_capture", range_capture},  // last: nsys may end the program with it
       {"connections_here", connections_here},
   };

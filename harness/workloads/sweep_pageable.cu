@@ -5,7 +5,8 @@
 // and what they cost when it is idle. Times are host microseconds. `busy` runs start
 // with a kernel of kBusy and say how often the call returned before that kernel had
 // ended (early=3/5); without the profiler for the times, with it for the rows: each
-// probe is an NVTX range of its name. Options are ignored.
+// probe is an NVTX range of its name. A call that fails is answered with rc=, what
+// most likely fails comes last. Options are ignored.
 #include <algorithm>
 
 #include "common.cuh"
@@ -17,6 +18,7 @@ constexpr int kTimes = 5;
 struct Sample {
   double us;
   bool early;  // the busy kernel was still running when the call returned
+  cudaError_t code;
 };
 
 class Bench {
@@ -41,12 +43,13 @@ class Bench {
   template <class Call>
   Sample time(Call call) {
     const auto start = Clock::now();
-    CHECK(call());
+    const cudaError_t code = call();
     const double us = us_since(start);
+    (void)cudaGetLastError();  // printed, not left for the next CHECK
     const cudaError_t state = busy_ ? cudaEventQuery(busy_end_) : cudaSuccess;
     if (state != cudaErrorNotReady) CHECK(state);
     CHECK(cudaDeviceSynchronize());
-    return {us, state == cudaErrorNotReady};
+    return {us, state == cudaErrorNotReady, code};
   }
 
   // Prints median, range and how many calls returned early.
@@ -72,6 +75,10 @@ class Bench {
       CHECK(cudaDeviceSynchronize());
       occupy(occupied);
       samples.push_back(time(call));
+      if (const cudaError_t code = samples.back().code) {
+        std::printf("PROBE %s %s rc=%s\n", name, keys.c_str(), cudaGetErrorName(code));
+        return;
+      }
       cleanup();
     }
     print(name, keys, samples);
@@ -84,15 +91,19 @@ class Bench {
   long long kernels_ = 0;
 };
 
-// Spins and then touches the buffer, so that it is in use until the end.
-__global__ void use_late(long long ns, float* data) {
+// Holds on to a buffer: touches it at once and then runs on. Not at the end: neither
+// cudaFree of a pointer from cudaMallocAsync nor the pool waits for it, so by then the
+// memory may be gone (cudaErrorIllegalAddress).
+__global__ void use_early(long long ns, float* data) {
+  data[threadIdx.x] = 1;
+  __threadfence();
   const long long start = globaltimer_ns();
   while (globaltimer_ns() - start < ns) {
   }
-  data[threadIdx.x] = 1;
 }
 
 int main() {
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a failure must not take answers with it
   Bench bench;
   const cudaStream_t free_stream = make_stream();  // non-blocking
   const cudaStream_t blocking = make_stream(cudaStreamDefault);
@@ -103,7 +114,7 @@ int main() {
   char* other = device_alloc<char>(most);
   for (size_t i = 0; i < most; ++i) pageable[i] = static_cast<char>(i % 101);
   spin<<<1, 32, 0, free_stream>>>(1000, bench.counter());
-  use_late<<<1, 32, 0, free_stream>>>(1000, reinterpret_cast<float*>(other));
+  use_early<<<1, 32, 0, free_stream>>>(1000, reinterpret_cast<float*>(other));
   CHECK(cudaMemcpyAsync(device, pageable, most, cudaMemcpyHostToDevice, free_stream));
   CHECK(cudaDeviceSynchronize());
 
@@ -126,24 +137,27 @@ int main() {
     });
   }
 
-  // Frees of memory that is in use, and of other memory on a busy device.
+  // Frees of memory that a running kernel was given, and other frees on a busy device.
   void* memory = nullptr;
   const auto in_use = [&](const char* name, auto release) {
     const Range range(name);
     std::vector<double> times;
+    cudaError_t code = cudaSuccess;
     for (int i = 0; i < kTimes; ++i) {
       CHECK(cudaMallocAsync(&memory, 1 << 20, free_stream));
-      use_late<<<1, 32, 0, free_stream>>>(20 * kMs, static_cast<float*>(memory));
+      use_early<<<1, 32, 0, free_stream>>>(20 * kMs, static_cast<float*>(memory));
       CHECK(cudaGetLastError());
-      host_work_us(200);
+      host_work_us(1000);  // until it runs and has touched the memory
       const auto start = Clock::now();
-      CHECK(release());
+      code = release();
       times.push_back(us_since(start));
+      (void)cudaGetLastError();
       CHECK(cudaDeviceSynchronize());
     }
     std::sort(times.begin(), times.end());
-    std::printf("PROBE %s busy_us=20000 median_us=%.1f min_us=%.1f max_us=%.1f\n", name,
-                times[kTimes / 2], times.front(), times.back());
+    std::printf("PROBE %s busy_us=20000 median_us=%.1f min_us=%.1f max_us=%.1f rc=%s\n",
+                name, times[kTimes / 2], times.front(), times.back(),
+                cudaGetErrorName(code));
   };
   in_use("free_of_async_pointer_in_use", [&] { return cudaFree(memory); });
   in_use("free_async_of_pointer_in_use",
@@ -153,14 +167,6 @@ int main() {
   const cudaChannelFormatDesc format = cudaCreateChannelDesc<float>();
   for (const cudaStream_t occupied : {free_stream, cudaStream_t{}}) {
     const std::string on = occupied ? "device=busy" : "device=idle";
-    bench.probe(
-        "host_register", on + " mib=16", occupied,
-        [&] { return cudaHostRegister(pageable, 16 << 20, cudaHostRegisterDefault); },
-        Nothing{}, [&] { CHECK(cudaHostUnregister(pageable)); });
-    bench.probe(
-        "host_unregister", on + " mib=16", occupied,
-        [&] { return cudaHostUnregister(pageable); },
-        [&] { CHECK(cudaHostRegister(pageable, 16 << 20, cudaHostRegisterDefault)); });
     bench.probe(
         "malloc_array", on + " mib=16", occupied,
         [&] { return cudaMallocArray(&array, &format, 2048, 2048); }, Nothing{},
@@ -227,6 +233,18 @@ int main() {
   bench.probe(
       "event_destroy", "device=idle", nullptr, [&] { return cudaEventDestroy(event); },
       make_event);
+
+  for (const cudaStream_t occupied : {free_stream, cudaStream_t{}}) {
+    const std::string on = occupied ? "device=busy" : "device=idle";
+    bench.probe(
+        "host_register", on + " mib=16", occupied,
+        [&] { return cudaHostRegister(pageable, 16 << 20, cudaHostRegisterDefault); },
+        Nothing{}, [&] { CHECK(cudaHostUnregister(pageable)); });
+    bench.probe(
+        "host_unregister", on + " mib=16", occupied,
+        [&] { return cudaHostUnregister(pageable); },
+        [&] { CHECK(cudaHostRegister(pageable, 16 << 20, cudaHostRegisterDefault)); });
+  }
 
   CHECK(cudaMemcpyAsync(device, pageable, most, cudaMemcpyHostToDevice, free_stream));
   verify("device", download(device, most), [](size_t i) { return i % 101; });

@@ -1,5 +1,5 @@
 // harness: rule synchronous-memcpy-in-loop
-// harness: expect the GPU idles after each synchronous copy until the host launches again: 11 ms -> 9 ms
+// harness: expect the GPU idles after each synchronous copy until the host launches again: 9.9 ms -> 7.7 ms
 //
 // Upload 1 MiB, a kernel of about 400 us, download, 100 us of host work to prepare the
 // next input. bad copies with cudaMemcpy, fixed with cudaMemcpyAsync: the same page-

@@ -1,5 +1,5 @@
 // harness: rule underfilled-serial-kernels
-// harness: expect eight independent kernels of 16 blocks run one after another on a GPU that has room for all: 11 ms -> 1.4 ms
+// harness: expect eight independent kernels of 16 blocks run one after another on a GPU that has room for all: 8.9 ms -> 1.2 ms
 //
 // Each iteration launches eight small kernels on data of their own: on one stream (bad)
 // or one stream for each (fixed).
