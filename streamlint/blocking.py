@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from streamlint.steady import Region, regions
 from streamlint.trace.model import Trace
 
 VARIABLE = "CUDA_LAUNCH_BLOCKING"
@@ -30,6 +31,15 @@ def launches_block(trace: Trace, pid: int) -> bool:
     Rules about overlap, host waits and launch costs have nothing to say then.
     """
     return pid in trace.derived(_blocking)
+
+
+def concurrent_regions(trace: Trace) -> dict[int, Region]:
+    """The judged regions, by pid, of the processes whose launches don't wait."""
+    return {
+        pid: region
+        for pid, region in regions(trace).items()
+        if not launches_block(trace, pid)
+    }
 
 
 def said_by_environment(trace: Trace) -> bool:

@@ -1,7 +1,7 @@
 """Operations that started later than anything the replay knows of explains.
 
 Shared by rules that know one more reason for an operation to wait. The replay keeps
-such a delay as it was recorded; `released` takes it out.
+such a delay as it was recorded; `without_delay` takes it out.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import polars as pl
 from streamlint.changes import Change
 from streamlint.cost import MAX_MODEL_ERROR, price
 from streamlint.findings import Claim, Cost
-from streamlint.intervals import Int64
-from streamlint.replay import Edge, Replay, replay_of, span_ns
+from streamlint.intervals import Bools, Int64
+from streamlint.replay import Edge, Replay, Schedule, replay_of, span_ns
 from streamlint.steady import Region
 from streamlint.trace.model import Trace
 
@@ -77,7 +77,7 @@ def unexplained(trace: Trace) -> pl.DataFrame:
     return graph.ops.with_columns(pl.Series("delay_ns", delay, dtype=pl.Int64))
 
 
-def released(replay: Replay, ops: Int64) -> Change:
+def without_delay(replay: Replay, ops: Int64) -> Change:
     """These operations start as soon as all that the replay knows of lets them."""
     graph = replay.graph
     delay = graph.op_delay[ops]
@@ -90,26 +90,50 @@ def released(replay: Replay, ops: Int64) -> Change:
     return Change(latency=(bounds, latency), issue_latency=(ops, issue))
 
 
-def price_released(
+def price_without_delay(
     trace: Trace, region: Region, change: Change, ops: Int64, method: str, direct: Cost
 ) -> Cost:
-    """What the replay saves at most with ``change``, which releases ``ops``.
+    """What the replay saves at most with ``change``, which lets ``ops`` go.
 
-    Their delays are what the bare model lacks, so its error is judged with them.
+    Their delays are what the bare model lacks, so its error is judged with them, and
+    in the region alone: elsewhere others are late for the same reason.
     """
     replay = replay_of(trace)
-    error = _error_with_delays(replay, ops)
+    inside = replay.graph.ops.select(
+        region.holds() & (pl.col("kind") != "record")
+    ).to_series()
+    error = _error_with_delays(replay, ops, inside.to_numpy())
     if abs(error) > MAX_MODEL_ERROR:
         off = f"the replay is off by {100 * abs(error):.0f} %"
         return Cost(
             direct.claim, direct.ns, direct.share, f"{off}, so: {direct.method}"
         )
-    saving = max(0, replay.saving_ns(replay.run([change]), region))
+    schedule = replay.run([change])
+    saving = max(0, replay.saving_ns(schedule, region))
+    saving += _first_wait(replay, schedule, region, ops, inside.to_numpy())
     saving += round(2 * abs(error) * saving)
     return price(Claim.UPPER_BOUND, saving, region, f"replay of the run: {method}")
 
 
-def _error_with_delays(replay: Replay, ops: Int64) -> float:
+def _first_wait(
+    replay: Replay, schedule: Schedule, region: Region, ops: Int64, inside: Bools
+) -> int:
+    """How long the first operation of the region waited in it, if it is one of these.
+
+    `Replay.saving_ns` counts from the start of that operation.
+    """
+    rows = np.flatnonzero(inside)
+    if not len(rows):
+        return 0
+    starts = replay.recorded.op_start
+    first = rows[starts[rows].argmin()]
+    if first not in ops:
+        return 0
+    began = max(int(schedule.op_start[first]), region.start_ns)
+    return max(0, int(starts[first]) - began)
+
+
+def _error_with_delays(replay: Replay, ops: Int64, inside: Bools) -> float:
     """The error of the bare model where it knows the delays of these operations."""
     graph = replay.graph
     known = np.zeros(len(graph.op_delay), dtype=np.bool_)
@@ -121,5 +145,5 @@ def _error_with_delays(replay: Replay, ops: Int64) -> float:
         op_delay=np.where(known, graph.op_delay, 0),
         call_delay=np.zeros_like(graph.call_delay),
     )
-    recorded = span_ns(replay.recorded)
-    return span_ns(Replay(bare).run()) / recorded - 1.0 if recorded else 0.0
+    recorded = span_ns(replay.recorded, inside)
+    return span_ns(Replay(bare).run(), inside) / recorded - 1.0 if recorded else 0.0

@@ -57,8 +57,8 @@ class L2Marks(NamedTuple):
     ``windows``: window (its number), pid, tid, start_ns, end_ns, base, bytes,
     hit_ratio, hit_property, miss_property. ``resets``: pid, tid, start_ns.
     ``kernels``: the kernels and graphs of processes with marks, columns of
-    `Trace.gpu_ops` with window (null outside of any) and set_aside_bytes (when
-    issued; null before the first mark). ``unreadable`` counts the rest.
+    `Trace.gpu_ops` with window (null outside of any), set_aside_bytes (when issued;
+    null before the first mark) and requested_bytes. ``unreadable`` counts the rest.
     """
 
     properties: pl.DataFrame
@@ -108,7 +108,8 @@ def launched_during(set_asides: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataF
         pl.col("end_ns").alias("until_ns"),
     ).sort("since_ns")
     return (
-        kernels.with_columns(pl.coalesce("issue_ns", "start_ns").alias("at_ns"))
+        kernels.drop("requested_bytes")
+        .with_columns(pl.coalesce("issue_ns", "start_ns").alias("at_ns"))
         .sort("at_ns")
         .join_asof(held, left_on="at_ns", right_on="since_ns", coalesce=False)
         .filter(pl.col("at_ns") < pl.col("until_ns"))
@@ -327,6 +328,7 @@ def _kernels(
         "pid",
         pl.col("start_ns").alias("at_ns"),
         pl.col("bytes").alias("set_aside_bytes"),
+        "requested_bytes",
     ).sort("at_ns")
     return (
         kernels.with_columns(at)

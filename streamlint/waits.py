@@ -9,7 +9,9 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64, Intervals, union
+from streamlint.replay import Edge, Replay
 from streamlint.steady import column
 from streamlint.trace.model import Trace
 
@@ -45,6 +47,52 @@ def issue_delay_ns(trace: Trace) -> int:
     0 where the trace shows no such launch.
     """
     return trace.derived(_issue_delay_ns)
+
+
+def without_waits(replay: Replay, calls: pl.DataFrame) -> Change:
+    """None of these waits (rows of `host_waits`) is made: no waiting, no call."""
+    rows = replay.calls_of(calls)
+    return Change(
+        drop=replay.constraints(Edge.WAIT, calls=rows),
+        call_duration=(rows, np.zeros_like(rows)),
+    )
+
+
+def without_readbacks(replay: Replay, calls: pl.DataFrame, ops: pl.DataFrame) -> Change:
+    """None of these waits is made, nor the small copy to the host before it."""
+    waits = without_waits(replay, calls)
+    copies = (
+        ops.filter(pl.col("engine") == "DtoH")
+        .select("pid", "tid", "correlation_id", "issue_ns", "start_ns")
+        .sort("issue_ns")
+    )
+    copied = (
+        calls.filter("readback")
+        .select("pid", "tid", pl.col("start_ns").alias("issue_ns"))
+        .sort("issue_ns")
+        .join_asof(copies, on="issue_ns", by=["pid", "tid"], check_sortedness=False)
+        .drop_nulls("start_ns")
+    )
+    graph, rows = replay.graph, replay.ops_of(copied)
+    made = graph.issue_call[rows]
+    made = np.unique(made[made >= 0])
+    # Neither they nor what follows them wait for the switch from engine to engine.
+    before = graph.member[graph.group_offset[graph.group] + graph.count - 1]
+    beside = np.isin(graph.node, rows) | np.isin(before, rows)
+    follows = np.flatnonzero(beside & (graph.kind == Edge.STREAM))
+    gone = np.concatenate([waits.call_duration[0], made])
+    return Change(
+        drop=np.concatenate(
+            [
+                waits.drop,
+                replay.constraints(Edge.ENGINE, ops=rows),
+                replay.constraints(Edge.COPY, calls=made),
+            ]
+        ),
+        op_duration=(rows, np.zeros_like(rows)),
+        call_duration=(gone, np.zeros_like(gone)),
+        latency=(follows, np.zeros_like(follows)),
+    )
 
 
 def device_busy(ops: pl.DataFrame) -> dict[tuple[int, int], Intervals]:

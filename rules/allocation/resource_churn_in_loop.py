@@ -7,7 +7,7 @@ import polars as pl
 
 from streamlint.changes import Change
 from streamlint.cost import price, price_change, severity_of
-from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
+from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, column, regions
@@ -53,9 +53,10 @@ def resource_churn_in_loop(trace: Trace) -> Outcome:
         Creations paired with the thread's releases, the last created first, that
         come in at least 3 rounds of creating and releasing. The cost is a replay of
         the run in which these calls take no time; frees still wait for the GPU work
-        that they waited for (allocation-implicit-sync judges that). The message says
-        how much host time the calls take without such waits, in the thread with the
-        most. Tracing lengthens the calls.
+        that they waited for (allocation-implicit-sync judges that), and where they
+        waited for any the cost is a lower bound. The message says how much host time
+        the calls take without such waits, in the thread with the most. Tracing
+        lengthens the calls.
     Exemptions
         Start-up and tear-down, allocations that stay (the growth of a caching
         allocator), cudaMallocAsync and cudaFreeAsync. Cheap churn is info.
@@ -171,15 +172,18 @@ def _finding(
     rows = pl.concat([pairs["created"], pairs["released"]]).sort()
     calls = _with_own_time(trace, region, calls[rows])
     spent = _spent(calls, region)
-    change = _change(trace, calls)
-    cost = price_change(
-        trace,
-        region,
-        change,
-        Claim.WHAT_IF,
-        "these calls take no time, waits of frees stay",
-        direct=spent,
-    )
+    cost, change = spent, None
+    if severity_of(spent) is not Severity.INFO:
+        change = _change(trace, calls)
+        cost = price_change(
+            trace,
+            region,
+            change,
+            # Reuse also does without the waits.
+            Claim.LOWER_BOUND if len(change.latency[0]) else Claim.WHAT_IF,
+            "these calls take no time, waits of frees stay",
+            direct=spent,
+        )
     memory = resource in (_DEVICE, _PINNED)
     verbs = "is allocated and freed" if memory else "are created and destroyed"
     names = [_most(calls.filter("creates")), _most(calls.filter(~pl.col("creates")))]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from streamlint.blocking import concurrent_regions
 from streamlint.changes import Change
 from streamlint.completeness import FIRST_ID, unrecorded_calls
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Evidence, Finding, Severity
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
-from streamlint.steady import Region, regions
+from streamlint.steady import Region
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -52,7 +53,7 @@ def timing_event_as_dependency(trace: Trace) -> Outcome:
     plain = (pl.col("kind") == "event create") & (pl.col("name") == "cudaEventCreate")
     if not calls.filter(plain).height or trace.event_waits.height < MIN_RECORDS:
         return findings
-    for pid, region in regions(trace).items():
+    for pid, region in concurrent_regions(trace).items():
         ids = _ordering_events(trace, pid)
         records = trace.event_records.filter(
             region.holds() & pl.col("event_id").is_in(ids.implode())

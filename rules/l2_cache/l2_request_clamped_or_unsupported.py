@@ -48,9 +48,10 @@ def l2_request_clamped_or_unsupported(trace: Trace) -> Outcome:
         its maximum, either on a GPU that has no set-aside, and calls for a limit or
         a stream attribute that failed.
     Why it costs time
-        A set-aside that is cut down holds less than the hit ratio of the window was
-        made for, and its lines evict each other. A window that was refused is not
-        set at all: the kernels run without it, and nothing says so.
+        A set-aside that is cut down or refused holds less than the hit ratio of the
+        window was made for, and its lines evict each other. A window that was
+        refused is not set at all: the kernels run without it. An H200 refuses both
+        with cudaErrorInvalidValue; a program that doesn't look never knows.
     Evidence
         The program's own marks (docs/l2-marks.md): l2.setaside above persistMax of
         l2.props, kernels under an l2.window above maxWindow. Without marks, calls of
@@ -83,7 +84,7 @@ def l2_request_clamped_or_unsupported(trace: Trace) -> Outcome:
         own = pl.col("pid") == pid
         found = _by_marks(trace, marks, region)
         findings += found
-        # Of a window that the marks show to be too large, the refusal is no news.
+        # Of what the marks show to be too large, the refusal is no news.
         failed = refused.filter(own & (len(found) == 0))
         for (name, code), calls in failed.group_by(
             "name", "return_value", maintain_order=True
@@ -106,7 +107,7 @@ def _unmarked(trace: Trace) -> NotAssessed | None:
     if unable is None and l2_calls(trace).limits.height:
         return NotAssessed(
             "a limit of the device is set, but a trace does not hold which and how "
-            "large: a set-aside that is too large is cut down without an error",
+            "large: one that is too large for L2 may be cut down without an error",
             f"mark the program's L2 control (NVTX, {MARKS_PAGE}) and record with "
             "-t cuda,nvtx",
         )
@@ -135,7 +136,10 @@ def _by_marks(trace: Trace, marks: L2Marks, region: Region) -> list[Finding]:
         asides = marks.set_asides.filter(own & (pl.col("requested_bytes") > most))
         under = launched_during(asides, kernels)
         if under.height:
-            found.append(_set_aside(trace, region, under, most))
+            limits = l2_calls(trace).refused.filter(
+                own & (pl.col("kind") == "set limit")
+            )
+            found.append(_set_aside(trace, region, under, most, limits.height > 0))
     if isinstance(widest, int):
         wide = marks.windows.filter(own & (pl.col("bytes") > widest)).select(
             "window", pl.col("bytes").alias("window_bytes")
@@ -147,7 +151,7 @@ def _by_marks(trace: Trace, marks: L2Marks, region: Region) -> list[Finding]:
 
 
 def _set_aside(
-    trace: Trace, region: Region, kernels: pl.DataFrame, most: int
+    trace: Trace, region: Region, kernels: pl.DataFrame, most: int, refused: bool
 ) -> Finding:
     asked = kernels["requested_bytes"].max()
     assert isinstance(asked, int)
@@ -157,8 +161,8 @@ def _set_aside(
         region,
         kernels,
         message=f"{size_words(asked)} of L2 are asked for as set-aside, but this GPU "
-        f"grants {limit}; {kernels.height} kernels ran with less than they were made "
-        "for",
+        f"grants {limit}{' and refused the call' if refused else ''}; {kernels.height} "
+        "kernels ran with less than they were made for",
         what="ran with a smaller set-aside than asked for",
         fix=f"ask for at most persistingL2CacheMaxSize ({size_words(most)}) and size "
         "the hit ratio for what cudaDeviceGetLimit returns"

@@ -52,9 +52,10 @@ def l2_setaside_oversubscribed(trace: Trace) -> Outcome:
         smallest demand among them. What kernels would gain is not in the trace,
         so no cost is claimed.
     Exemptions
-        Streaming and normal windows, fewer than 3 kernels, an excess of up to 1 %;
-        together, windows without a base address and an excess for less than 10 %
-        of the kernels' time.
+        Streaming and normal windows, fewer than 3 kernels, an excess of up to 1 %,
+        windows that fit the set-aside that was asked for and not the one granted
+        (l2-request-clamped-or-unsupported); together, windows without a base
+        address and an excess for less than 10 % of the kernels' time.
     Fix
         Lower hitRatio to set-aside over window size (of all windows together, if
         their kernels overlap), make the window smaller, or set aside more.
@@ -81,6 +82,13 @@ def l2_setaside_oversubscribed(trace: Trace) -> Outcome:
             "no l2.setaside mark precedes the launches under L2 windows",
             f"mark the size of the set-aside ({MARKS_PAGE})",
         )
+    # What would fit the request was not cut by the window.
+    asked = pl.when(pl.col("demand") <= TOLERANCE * pl.col("requested_bytes"))
+    known = known.with_columns(
+        asked.then("requested_bytes")
+        .otherwise("set_aside_bytes")
+        .alias("set_aside_bytes")
+    )
     too_large = pl.col("demand") > TOLERANCE * pl.col("set_aside_bytes")
     findings: list[Finding] = []
     for region in regions(trace).values():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from streamlint.blocking import concurrent_regions
 from streamlint.changes import Change
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Evidence, Finding, NotAssessed
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -72,7 +73,7 @@ def graph_blocked_by_pageable_copy(trace: Trace) -> Outcome:
     blocked = launches.join(
         copies, on=key, how="inner", validate="1:1", maintain_order="left"
     ).filter(pl.col("end_ns") >= pl.col("copy_ns"))
-    for region in regions(trace).values():
+    for region in concurrent_regions(trace).values():
         here = blocked.filter(region.holds())
         here = here.with_columns(sites(trace, here))
         for (site,), place in here.group_by("site", maintain_order=True):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
+from streamlint.blocking import concurrent_regions
 from streamlint.changes import Change
 from streamlint.cost import price, severity_of
-from streamlint.findings import Claim, Confidence, Evidence, Finding
-from streamlint.held import in_issue_order, price_released, released
+from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
+from streamlint.held import in_issue_order, price_without_delay, without_delay
 from streamlint.intervals import union
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -40,7 +42,8 @@ def graph_exec_self_serialization(trace: Trace) -> Outcome:
         Launches that were issued and at the head of their stream while the launch
         before was still running, and began within 10 us of its end, at least three
         times. The cost is an upper bound: the run replayed without these delays, as
-        if the launches did not depend on each other and shared the GPU freely.
+        if the launches did not depend on each other and shared the GPU freely; each
+        stream keeps its own order.
     Exemptions
         Streams that wait for an event, work on the legacy default stream beside
         blocking streams, graphs whose kernels fill more than half of the GPU.
@@ -56,7 +59,7 @@ def graph_exec_self_serialization(trace: Trace) -> Outcome:
     launched = trace.runtime_calls.filter(pl.col("kind") == "graph launch")
     if launched.height <= MIN_HELD:
         return findings
-    for pid, region in regions(trace).items():
+    for pid, region in concurrent_regions(trace).items():
         launches = _launches(trace, pid)
         shared = pl.col("stream_id").n_unique().over("exec") > 1
         held = _held(launches.filter(shared)).filter(region.holds())
@@ -123,25 +126,20 @@ def _finding(
     held: pl.DataFrame,
     site: object,
 ) -> Finding:
-    change = _change(trace, launches.join(held, on="exec", how="semi"), held)
-    waited = union(column(held, "ready_ns"), column(held, "start_ns"))
+    alike = launches.join(held, on="exec", how="semi")
+    change = _change(trace, alike, held)
     key = ["pid", "correlation_id"]
     ops = trace.gpu_ops.join(held, on=key, how="semi", maintain_order="left")
-    cost = price_released(
+    cost = price_without_delay(
         trace,
         region,
         change,
         replay_of(trace).ops_of(ops),
         "the same work with an executable graph for each stream",
-        price(
-            Claim.UPPER_BOUND,
-            waited.clip(region.start_ns, region.end_ns).total_ns,
-            region,
-            "time in which a launch waited for the one before",
-        ),
+        _cost(alike.filter(region.holds()), held, region),
     )
     calls = trace.launches.join(held, on=key, how="semi", maintain_order="left")
-    streams = launches.join(held, on="exec", how="semi")["stream_id"].n_unique()
+    streams = alike["stream_id"].n_unique()
     waiting = (pl.col("start_ns") - pl.col("ready_ns")).alias("waiting_ns")
     longest = held.sort(waiting, descending=True, maintain_order=True).head(5)
     return Finding(
@@ -173,6 +171,21 @@ def _finding(
     )
 
 
+def _cost(launches: pl.DataFrame, held: pl.DataFrame, region: Region) -> Cost:
+    """The launches would still take as long as those of the busiest stream."""
+    waited = union(column(held, "ready_ns"), column(held, "start_ns"))
+    lasting = pl.col("end_ns") - pl.col("start_ns")
+    by_stream = launches.group_by("stream_id").agg(lasting.sum())["end_ns"]
+    others = int(by_stream.sum()) - int(np.max(by_stream.to_numpy(), initial=0))
+    return price(
+        Claim.UPPER_BOUND,
+        min(waited.clip(region.start_ns, region.end_ns).total_ns, others),
+        region,
+        "time in which a launch waited for the one before, at most that of the "
+        "launches in all streams but the busiest",
+    )
+
+
 def _change(trace: Trace, launches: pl.DataFrame, held: pl.DataFrame) -> Change:
     """Held launches start when they can; their kernels share the multiprocessors.
 
@@ -182,7 +195,7 @@ def _change(trace: Trace, launches: pl.DataFrame, held: pl.DataFrame) -> Change:
     replay = replay_of(trace)
     key = ["pid", "correlation_id"]
     ops = trace.gpu_ops
-    late = released(replay, replay.ops_of(ops.join(held, on=key, how="semi")))
+    late = without_delay(replay, replay.ops_of(ops.join(held, on=key, how="semi")))
     kernels = ops.filter(pl.col("kind") == "kernel").join(launches, on=key, how="semi")
     room = replay.constraints(Edge.ENGINE, ops=replay.ops_of(kernels))
     return Change(drop=room, latency=late.latency, issue_latency=late.issue_latency)

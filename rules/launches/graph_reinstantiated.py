@@ -17,7 +17,7 @@ from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
 from streamlint.untraced import (
     GRAPH_LAUNCH_NS,
-    UPLOAD_NS,
+    UPLOAD_NODE_NS,
     price_untraced,
     shortened,
     untraced,
@@ -28,15 +28,21 @@ MIN_INSTANTIATIONS = 3
 """Fewer are start-up (rule catalogue)."""
 MAX_LAUNCHES = 2
 """An executable graph that is launched more often is worth its instantiation."""
-INSTANTIATE_FACTOR = {"node": 1.4, "graph": 1.8}
-"""How much longer a recorded instantiation takes, by graph mode; destroying too.
+INSTANTIATE_ADDED_NS = 2_600
+"""What recording by node adds to an instantiation, a node (H200).
 
-Recorded by node and as a whole 547 and 864 us, unrecorded 400 and 488 us (H200).
+50 nodes in a loop took 205 us recorded and 73 unrecorded, the first time 547 and 444.
 """
-INSTANTIATE_NODE_NS = 9_000
-"""Of an unrecorded one, a node; for graphs whose nodes are not recorded."""
-UPDATE_NODE_NS = 250
-"""Of an unrecorded cudaGraphExecUpdate, a node (9.6 and 15.2 us for 50, H200)."""
+INSTANTIATE_FACTOR = 1.8
+"""How much longer one recorded as a whole takes: 864, not 488 us, the first time."""
+INSTANTIATE_NODE_NS = 1_200
+"""Of an unrecorded one, a node: 11, 73 and 185 us for 10, 50 and 200 (H200)."""
+DESTROY_FACTOR = 1.4
+"""How much longer destroying takes recorded: 30 and 21 us for 50 nodes (H200)."""
+CERTAIN = 2 / 3
+"""Medians of one program's instantiations unprofiled, by process: 3.2 to 4.9 ms."""
+UPDATE_NODE_NS = 50
+"""Of an unrecorded cudaGraphExecUpdate, a node: 0.4, 2 and 7 us (H200)."""
 
 
 @rule(needs=("runtime_calls",))
@@ -47,17 +53,19 @@ def graph_reinstantiated(trace: Trace) -> Outcome:
         Finds at least three executable graphs of one shape that are instantiated,
         launched once or twice, and given up for the next one.
     Why it costs time
-        Untraced on an H200, an instantiation takes 8 to 10 us a node and the first
-        launch after it about 65 us more for the upload; cudaGraphExecUpdate takes
-        0.2 to 0.3 us a node and needs no upload.
+        Unrecorded on an H200, an instantiation takes 1 to 1.5 us a node (8 to 10 the
+        first time), the first launch after it 1.1 us a node more for the upload and
+        destroying it 0.4; cudaGraphExecUpdate takes 0.04 us a node, without upload.
     Evidence
         Graph launches between one instantiation and the next, counted by
         executable graph over the whole process. Graphs with the same number of
         nodes have one shape; where nodes were not recorded (graph mode) that is
-        assumed and the confidence is low. The cost is a what-if: the run replayed
-        with an update for each instantiation, no upload and nothing destroyed, all
-        with the times that these calls take unrecorded. Recording makes an update up
-        to 16 times as long, so two recordings differ by less.
+        assumed and the confidence is low. The cost is a lower bound for the
+        unprofiled run, replayed with an update for each instantiation, no upload and
+        nothing destroyed, all with the times that these calls take unrecorded. Those
+        are of one machine, and a run can differ by a third from the next, which the
+        bound leaves out. Recording makes an update up to 80 times as long, so two
+        recordings differ by less.
     Exemptions
         Executable graphs launched more often, or prepared and not launched before
         the next; graphs of different sizes; as many successful updates as
@@ -90,8 +98,9 @@ def graph_reinstantiated(trace: Trace) -> Outcome:
                 continue
             if churn.height > updates.len() - failed:
                 destroyed = _destroyed(of_process, made, churn)
-                first = _first_launches(of_process, churn, uses)
-                calls = _Churn(churn, destroyed, first)
+                nodes = _nodes(churn)
+                first = _first_launches(of_process, churn, nodes, uses)
+                calls = _Churn(churn, nodes, destroyed, first)
                 findings.append(_finding(trace, region, calls, failed))
     return findings
 
@@ -100,10 +109,12 @@ def graph_reinstantiated(trace: Trace) -> Outcome:
 class _Churn:
     """Calls that a kept executable graph doesn't need, or not for so long.
 
-    ``made`` are the instantiations, ``first`` the first launches after them.
+    ``made`` are the instantiations, of graphs of ``nodes``, and ``first`` the first
+    launches after them, with upload_ns.
     """
 
     made: pl.DataFrame
+    nodes: Int64
     destroyed: pl.DataFrame
     first: pl.DataFrame
 
@@ -117,7 +128,10 @@ def _instantiations(trace: Trace, pid: int) -> pl.DataFrame:
         & (pl.col("return_value").fill_null(0) == 0)
     ).with_row_index("row")
     nodes = (
-        trace.graph_nodes.filter(pl.col("pid") == pid)
+        # The driver adds a node of its own, which is no copy of one of the graph.
+        trace.graph_nodes.filter(
+            (pl.col("pid") == pid) & pl.col("original_graph_node_id").is_not_null()
+        )
         .sort("start_ns")
         .select("tid", "start_ns", "graph_node_id")
         .join_asof(
@@ -184,21 +198,34 @@ def _destroyed(
     )
 
 
+def _nodes(made: pl.DataFrame) -> Int64:
+    """How many nodes each graph has; a guess where they are not recorded."""
+    guess = _duration(made) / (INSTANTIATE_FACTOR * INSTANTIATE_NODE_NS)
+    unknown = made["nodes"].is_null().to_numpy()
+    known = column(made.with_columns(pl.col("nodes").fill_null(0)), "nodes")
+    return np.where(unknown, guess.astype(np.int64), known)
+
+
 def _first_launches(
-    calls: pl.DataFrame, made: pl.DataFrame, uses: pl.DataFrame
+    calls: pl.DataFrame, made: pl.DataFrame, nodes: Int64, uses: pl.DataFrame
 ) -> pl.DataFrame:
-    """The first launch of each of these executable graphs."""
-    first = made.sort("start_ns").join_asof(
-        uses.select("first_ns"),
-        left_on="start_ns",
-        right_on="first_ns",
-        strategy="forward",
-        check_sortedness=False,
+    """The first launch of each of these executable graphs: + upload_ns."""
+    first = (
+        made.select("start_ns", pl.Series("upload_ns", UPLOAD_NODE_NS * nodes))
+        .sort("start_ns")
+        .join_asof(
+            uses.select("first_ns"),
+            left_on="start_ns",
+            right_on="first_ns",
+            strategy="forward",
+            check_sortedness=False,
+        )
+        .select(pl.col("first_ns").alias("start_ns"), "upload_ns")
+        .drop_nulls()
+        .unique("start_ns", keep="last")
     )
-    return calls.filter(
-        (pl.col("kind") == "graph launch")
-        & pl.col("start_ns").is_in(first["first_ns"].drop_nulls().implode())
-    )
+    launches = calls.filter(pl.col("kind") == "graph launch")
+    return launches.join(first, on="start_ns", how="inner", maintain_order="left")
 
 
 def _finding(trace: Trace, region: Region, calls: _Churn, failed: int) -> Finding:
@@ -212,8 +239,10 @@ def _finding(trace: Trace, region: Region, calls: _Churn, failed: int) -> Findin
             _made_anew(trace, calls),
         ],
         change,
-        "an update for every instantiation, no upload, nothing destroyed",
+        "an update for every instantiation, no upload, nothing destroyed, less a "
+        "third by which such calls differ between processes",
         direct=_cost(made, destroyed, region),
+        certain=CERTAIN,
     )
     sizes = made["nodes"].unique()
     known = not sizes.null_count()
@@ -226,17 +255,12 @@ def _finding(trace: Trace, region: Region, calls: _Churn, failed: int) -> Findin
     longest = made.sort(
         made["end_ns"] - made["start_ns"], descending=True, maintain_order=True
     ).head(5)
-    if not known:
-        confidence = Confidence.LOW
-    elif 2 * destroyed.height >= made.height:
-        confidence = Confidence.HIGH
-    else:
-        confidence = Confidence.MEDIUM
+    given_up = 2 * destroyed.height >= made.height
     return Finding(
         message=f"a graph{of_nodes} is instantiated {made.height} times for "
         f"{made['launches'].sum()} launches{after}",
         severity=severity_of(cost),
-        confidence=confidence,
+        confidence=Confidence.MEDIUM if known and given_up else Confidence.LOW,
         cost=cost,
         where=locate(trace, calls=made, ops=ops),
         occurrences=made.height,
@@ -254,42 +278,37 @@ def _finding(trace: Trace, region: Region, calls: _Churn, failed: int) -> Findin
 
 def _made_anew(trace: Trace, calls: _Churn) -> Change:
     """The calls as they are, with the times that they take without recording."""
-    launch = GRAPH_LAUNCH_NS + UPLOAD_NS
-    made, destroyed = (
-        _unrecorded(trace, calls.made),
-        _unrecorded(trace, calls.destroyed),
+    recorded = _duration(calls.made)
+    by_node = np.maximum(
+        recorded - INSTANTIATE_ADDED_NS * calls.nodes,
+        np.minimum(recorded, INSTANTIATE_NODE_NS * calls.nodes),
     )
+    as_a_whole = np.rint(recorded / INSTANTIATE_FACTOR).astype(np.int64)
+    made = np.where(calls.made["nodes"].is_null().to_numpy(), as_a_whole, by_node)
+    destroyed = np.rint(_duration(calls.destroyed) / DESTROY_FACTOR).astype(np.int64)
+    launch = GRAPH_LAUNCH_NS + column(calls.first, "upload_ns")
     return _with_durations(trace, calls, made, destroyed, launch)
 
 
 def _kept(trace: Trace, calls: _Churn) -> Change:
     """One executable graph is kept and updated; times as without recording."""
-    guessed = _unrecorded(trace, calls.made) // INSTANTIATE_NODE_NS
-    nodes = np.where(
-        calls.made["nodes"].is_null().to_numpy(),
-        guessed,
-        calls.made["nodes"].fill_null(0).to_numpy(),
-    )
     none = np.zeros(calls.destroyed.height, dtype=np.int64)
-    return _with_durations(trace, calls, UPDATE_NODE_NS * nodes, none, GRAPH_LAUNCH_NS)
+    launch = np.full(calls.first.height, GRAPH_LAUNCH_NS)
+    return _with_durations(trace, calls, UPDATE_NODE_NS * calls.nodes, none, launch)
 
 
-def _unrecorded(trace: Trace, calls: pl.DataFrame) -> Int64:
-    """How long these calls take when nothing records them."""
-    factor = INSTANTIATE_FACTOR.get(trace.capture.graph_mode or "", 1.0)
-    recorded = column(calls, "end_ns") - column(calls, "start_ns")
-    shorter: Int64 = np.rint(recorded / factor).astype(np.int64)
-    return shorter
+def _duration(calls: pl.DataFrame) -> Int64:
+    """How long these calls took, as recorded."""
+    return column(calls, "end_ns") - column(calls, "start_ns")
 
 
 def _with_durations(
-    trace: Trace, calls: _Churn, made: Int64, destroyed: Int64, launch_ns: int
+    trace: Trace, calls: _Churn, made: Int64, destroyed: Int64, launch: Int64
 ) -> Change:
     replay = replay_of(trace)
     every = (calls.made, calls.destroyed, calls.first)
     index = np.concatenate([replay.calls_of(some) for some in every])
-    first = np.full(calls.first.height, launch_ns)
-    to_ns = np.concatenate([made, destroyed, first])
+    to_ns = np.concatenate([made, destroyed, launch])
     return shortened(
         replay, index, np.minimum(replay.graph.call_duration[index], to_ns)
     )
@@ -297,10 +316,7 @@ def _with_durations(
 
 def _cost(made: pl.DataFrame, destroyed: pl.DataFrame, region: Region) -> Cost:
     """Host time of the calls, which a kept executable graph doesn't need."""
-    spent = sum(
-        int((column(calls, "end_ns") - column(calls, "start_ns")).sum())
-        for calls in (made, destroyed)
-    )
+    spent = sum(int(_duration(calls).sum()) for calls in (made, destroyed))
     return price(
         Claim.DIRECT,
         spent,

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import polars as pl
 
+from streamlint.blocking import concurrent_regions
 from streamlint.cost import price, severity_of
 from streamlint.findings import Claim, Confidence, Evidence, Finding
-from streamlint.held import in_issue_order, price_released, released, unexplained
+from streamlint.held import (
+    in_issue_order,
+    price_without_delay,
+    unexplained,
+    without_delay,
+)
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
-from streamlint.steady import Region, regions
+from streamlint.steady import Region
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -57,7 +63,7 @@ def host_function_stall(trace: Trace) -> Outcome:
     findings: list[Finding] = []
     if functions.height < MIN_STALLS:
         return findings
-    for pid, region in regions(trace).items():
+    for pid, region in concurrent_regions(trace).items():
         own = functions.filter(pl.col("pid") == pid)
         if own.height < MIN_STALLS:
             continue
@@ -119,8 +125,8 @@ def _finding(
     stalled = int(stalls["delay_ns"].sum())
     replay = replay_of(trace)
     held = replay.ops_of(stalls)
-    change = released(replay, held)
-    cost = price_released(
+    change = without_delay(replay, held)
+    cost = price_without_delay(
         trace,
         region,
         change,

@@ -7,12 +7,13 @@ from itertools import combinations
 
 import polars as pl
 
+from streamlint.blocking import concurrent_regions
 from streamlint.copies import host_copies, size_words
 from streamlint.cost import price, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
 from streamlint.intervals import Intervals, union
 from streamlint.rule import Outcome, rule
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 from streamlint.where import locate
 
@@ -68,7 +69,7 @@ def copy_compute_not_overlapped(trace: Trace) -> Outcome:
     """
     findings: list[Finding] = []
     copies = host_copies(trace)
-    for region in regions(trace).values():
+    for region in concurrent_regions(trace).values():
         own = trace.gpu_ops.filter(region.holds())
         for (device,), ops in own.group_by("device_id", maintain_order=True):
             here = copies.filter(

@@ -53,9 +53,10 @@ def cross_context_serialization(trace: Trace) -> Outcome:
         counted with the median of its kind since a suspended one seems to run on,
         adds up to no more than the time that passed, and for at least half of it
         kernels were kept waiting or suspended for over 50 us. The cost is an upper
-        bound: that time less the busiest context's part of it. Which devices are
-        one GPU is taken from the physical ids, not from the numbers that the
-        processes use. A trace shows only the processes that were recorded.
+        bound: how much sooner the last context is done if each loses nothing of that
+        time, to other contexts or to the switches. Which devices are one GPU is
+        taken from the physical ids, not from the numbers that the processes use. A
+        trace shows only the processes that were recorded.
     Exemptions
         Green contexts, processes on GPUs of their own, kernels that together ask
         for more than the GPU has, contexts that overlap (as under MPS or MIG).
@@ -85,14 +86,14 @@ def cross_context_serialization(trace: Trace) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Turns:
-    """Contexts that take turns: the time contended for, and each one's part of it.
+    """Contexts that take turns: the time contended for, and what that costs at most.
 
     ``held`` has the kernels that were kept waiting or suspended, with ready_ns and
     held_ns.
     """
 
     contended: Intervals
-    most_ns: int
+    sooner_ns: int
     held: pl.DataFrame
     contexts: int
     region: Region
@@ -130,9 +131,7 @@ def _turns(trace: Trace, kernels: pl.DataFrame) -> _Turns | None:
     )
     ran = [_ran_ns(context, contended) for context in own]
     held = pl.concat([_held(context, contended) for context in own])
-    waited = union(
-        column(held, "ready_ns"), column(held, "ready_ns") + column(held, "held_ns")
-    )
+    waited = _lost(held)
     taking_turns = (
         held.height >= MIN_HELD
         and sum(ran) <= MAX_TOGETHER * contended.total_ns
@@ -142,7 +141,35 @@ def _turns(trace: Trace, kernels: pl.DataFrame) -> _Turns | None:
     if not taking_turns:
         return None
     longest = max(judged, key=lambda region: region.duration_ns)
-    return _Turns(contended, max(ran), held, len(own), longest)
+    sooner = _sooner_ns(own, wanted, contended)
+    return _Turns(contended, sooner, held, len(own), longest)
+
+
+def _sooner_ns(
+    contexts: list[pl.DataFrame], wanted: list[Intervals], contended: Intervals
+) -> int:
+    """How much sooner the last context is done if none is held by another.
+
+    Each is then done earlier by the contended time in which it had kernels ready,
+    less what its busiest stream needed of it, or by all that its held kernels lost:
+    the GPU may switch back to the last one long after the others are done.
+    """
+    done, sooner = [], []
+    for context, ready in zip(contexts, wanted, strict=True):
+        needed = max(
+            _ran_ns(stream, contended)
+            for _, stream in context.group_by("stream_id", maintain_order=True)
+        )
+        lost = _lost(_held(context, contended)).total_ns
+        done.append(int(ready.ends[-1]))
+        sooner.append(done[-1] - max(lost, (ready & contended).total_ns - needed))
+    return max(done) - max(sooner)
+
+
+def _lost(held: pl.DataFrame) -> Intervals:
+    """When these kernels were waiting or suspended, as if all before they ran."""
+    ready = column(held, "ready_ns")
+    return union(ready, ready + column(held, "held_ns"))
 
 
 def _ran_ns(context: pl.DataFrame, contended: Intervals) -> int:
@@ -170,16 +197,12 @@ def _fraction(context: pl.DataFrame) -> float:
 
 
 def _cost(turns: _Turns) -> Cost:
-    """Together the contexts take as long as the busiest of them at best.
-
-    The replay knows no order between contexts that it could drop.
-    """
+    """The replay knows no order between contexts that it could drop."""
     return price(
         Claim.UPPER_BOUND,
-        max(0, turns.contended.total_ns - turns.most_ns),
+        turns.sooner_ns,
         turns.region,
-        "time in which several contexts had kernels ready, less the run time of the "
-        "busiest one in it",
+        "how much sooner the last context is done, if none is ever held by another",
     )
 
 

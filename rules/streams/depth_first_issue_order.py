@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from streamlint.blocking import concurrent_regions
 from streamlint.cost import price, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
 from streamlint.intervals import union
 from streamlint.readiness import with_ready
 from streamlint.replay import Edge
 from streamlint.rule import Outcome, rule
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 from streamlint.where import locate
 
@@ -60,7 +61,7 @@ def depth_first_issue_order(trace: Trace) -> Outcome:
     if not copies.height:
         return findings
     gaps = _gaps(copies)
-    for region in regions(trace).values():
+    for region in concurrent_regions(trace).values():
         if gaps.filter(region.holds("until_ns")).height < MIN_GAPS:
             continue
         here = _gaps(with_ready(trace, copies.drop("ready_ns"), Edge.ENGINE)).filter(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from streamlint.blocking import concurrent_regions
 from streamlint.changes import Change
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import (
@@ -21,7 +22,7 @@ from streamlint.findings import (
 from streamlint.intervals import Bools, Int64, Intervals, union
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 from streamlint.where import locate
 
@@ -71,7 +72,7 @@ def legacy_null_stream_barrier(trace: Trace) -> Outcome:
     """
     findings: list[Finding] = []
     unable: NotAssessed | None = None
-    for pid, region in regions(trace).items():
+    for pid, region in concurrent_regions(trace).items():
         ops = trace.gpu_ops.filter(pl.col("pid") == pid)
         for (context,), here in ops.group_by("context_id", maintain_order=True):
             if here["stream_id"].n_unique() < 2:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from streamlint.blocking import concurrent_regions
 from streamlint.changes import Change
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
@@ -15,7 +16,7 @@ from streamlint.readiness import ready, released
 from streamlint.replay import Edge, Replay, replay_of
 from streamlint.replay.graph import connections
 from streamlint.rule import Outcome, rule
-from streamlint.steady import Region, regions
+from streamlint.steady import Region
 from streamlint.trace.model import Trace
 from streamlint.where import locate
 
@@ -65,10 +66,12 @@ def stream_false_dependency(trace: Trace) -> Outcome:
     """
     queues = connections(trace)
     findings: list[Finding] = []
-    for pid, region in regions(trace).items():
+    for pid, region in concurrent_regions(trace).items():
         ops = trace.gpu_ops.filter(pl.col("pid") == pid)
-        used = ops.group_by("context_id", maintain_order=True).agg(
-            pl.col("stream_id").n_unique()
+        used = (
+            ops.filter(region.holds())
+            .group_by("context_id", maintain_order=True)
+            .agg(pl.col("stream_id").n_unique())
         )
         for context, streams in used.iter_rows():
             if streams <= queues:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from streamlint.blocking import concurrent_regions
 from streamlint.cost import price, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
 from streamlint.intervals import Bools, Int64, union
 from streamlint.rule import Outcome, rule
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 from streamlint.where import locate
 
@@ -63,7 +64,7 @@ def threads_share_legacy_stream(trace: Trace) -> Outcome:
     shared = shared.filter(threads > 1)
     if not shared.height:
         return findings
-    for pid, region in regions(trace).items():
+    for pid, region in concurrent_regions(trace).items():
         own = shared.filter(pl.col("pid") == pid)
         for _, here in own.group_by("context_id", maintain_order=True):
             ops = _of_concurrent_threads(trace, here)
@@ -102,8 +103,12 @@ def _of_concurrent_threads(trace: Trace, ops: pl.DataFrame) -> pl.DataFrame:
 
 
 def _held(ops: pl.DataFrame) -> pl.DataFrame:
-    """Operations that waited for another thread's, with ready_ns and other_tid."""
-    ops = ops.sort("issue_ns", "start_ns", maintain_order=True)
+    """Operations that waited for another thread's, with ready_ns and other_tid.
+
+    The order is that of execution: calls of several threads block each other, so the
+    one that began first may queue its work last.
+    """
+    ops = ops.sort("start_ns", "issue_ns", maintain_order=True)
     own_end = pl.col("end_ns").cum_max().shift(1).over("tid")
     ops = ops.with_columns(
         pl.max_horizontal(pl.min_horizontal("issue_end_ns", "start_ns"), own_end).alias(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from streamlint.changes import Change
+from streamlint.blocking import concurrent_regions
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
 from streamlint.intervals import union
-from streamlint.replay import Edge, replay_of
+from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
-from streamlint.waits import host_waits
+from streamlint.waits import host_waits, without_waits
 from streamlint.where import locate, sites
 
 MIN_CALLS = 3
@@ -34,9 +34,9 @@ def device_sync_in_steady_state(trace: Trace) -> Outcome:
         idles until the next launch arrives.
     Evidence
         The calls, the streams with unfinished work at each, and the stream of the
-        work issued next. The cost is an upper bound: the run replayed with none of
-        these calls waiting. Without any device idle after the calls the finding is
-        info.
+        work issued next. The cost is an upper bound: the run replayed without these
+        calls, the host's own time kept. Without any device idle after the calls the
+        finding is info.
     Exemptions
         Calls with nothing outstanding, the last wait of a thread, waits for the
         one stream that is used next (host-sync-drains-gpu judges those).
@@ -52,7 +52,7 @@ def device_sync_in_steady_state(trace: Trace) -> Outcome:
     waits = host_waits(trace).filter(
         (pl.col("kind") == "device sync") & (pl.col("pending_streams") > 0)
     )
-    for pid, region in regions(trace).items():
+    for pid, region in concurrent_regions(trace).items():
         calls = waits.filter(region.holds())
         calls = calls.with_columns(sites(trace, calls))
         ops = trace.gpu_ops.filter(pl.col("pid") == pid)
@@ -71,14 +71,13 @@ def _finding(
     site: object,
 ) -> Finding:
     broad = calls.filter("over_broad")
-    replay = replay_of(trace)
-    change = Change(drop=replay.constraints(Edge.WAIT, calls=replay.calls_of(broad)))
+    change = without_waits(replay_of(trace), broad)
     cost = price_change(
         trace,
         region,
         change,
         Claim.UPPER_BOUND,
-        "the same work with none of these calls waiting",
+        "the same work without these calls",
         direct=_cost(broad, ops, region),
     )
     idle = int(broad["saving_ns"].sum())

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import polars as pl
 
-from streamlint.changes import Change
+from streamlint.blocking import concurrent_regions
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Evidence, Finding
-from streamlint.replay import Edge, replay_of
+from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
-from streamlint.steady import Region, regions
+from streamlint.steady import Region
 from streamlint.trace.model import Trace
-from streamlint.waits import host_waits, issue_delay_ns
+from streamlint.waits import (
+    host_waits,
+    issue_delay_ns,
+    without_readbacks,
+    without_waits,
+)
 from streamlint.where import locate, sites
 
 MIN_CALLS = 3
@@ -36,8 +41,9 @@ def host_sync_drains_gpu(trace: Trace) -> Outcome:
     Evidence
         Waits followed by device idle of more than 10 us and three issue delays, at
         least three times at one place. The cost is an upper bound: the run
-        replayed with none of these calls waiting, the host's own time kept. A wait
-        that is short because the GPU was already done costs nothing.
+        replayed without these calls, and without the small copies that they wait
+        for, the host's own time kept. A wait that is short because the GPU was
+        already done costs nothing.
     Exemptions
         The last wait of a thread, device-wide waits over several streams
         (device-sync-in-steady-state judges those), waits with no idle after them.
@@ -60,7 +66,7 @@ def host_sync_drains_gpu(trace: Trace) -> Outcome:
         & (pl.col("pending_streams") > 0)
     )
     findings: list[Finding] = []
-    for pid, region in regions(trace).items():
+    for pid, region in concurrent_regions(trace).items():
         calls = waits.filter(pl.col("pid") == pid)
         calls = calls.with_columns(
             sites(trace, calls), (drains & region.holds()).alias("drains")
@@ -82,13 +88,18 @@ def _finding(
 ) -> Finding:
     drains = calls.filter("drains")
     replay = replay_of(trace)
-    change = Change(drop=replay.constraints(Edge.WAIT, calls=replay.calls_of(drains)))
+    change = (
+        without_readbacks(replay, drains, trace.gpu_ops)
+        if readback
+        else without_waits(replay, drains)
+    )
     cost = price_change(
         trace,
         region,
         change,
         Claim.UPPER_BOUND,
-        "the same work with none of these calls waiting",
+        "the same work without these calls"
+        + (" and the copies before them" if readback else ""),
         direct=price(
             Claim.UPPER_BOUND,
             int(drains["saving_ns"].sum()),
