@@ -14,7 +14,7 @@ from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64
 from streamlint.replay.graph import Edge, Graph, build
 from streamlint.replay.schedule import evaluate
-from streamlint.steady import Region
+from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 
 __all__ = ["Edge", "Graph", "Replay", "Schedule", "replay_of", "span_ns"]
@@ -70,9 +70,25 @@ class Replay:
         return plain / recorded - 1.0 if recorded else 0.0
 
     def saving_ns(self, schedule: Schedule, region: Region) -> int:
-        """How much shorter the GPU work of ``region`` is in ``schedule``, in ns."""
+        """How much sooner the work of ``region`` is done in ``schedule``, in ns.
+
+        From the start of its first operation to the end of its last, or to the end
+        of its last iteration where the host works on after that.
+        """
         inside = self._inside(region)
-        return span_ns(self.recorded, inside) - span_ns(schedule, inside)
+        if not inside.any():
+            return 0
+        recorded = self.recorded
+        first = np.flatnonzero(inside)[recorded.op_start[inside].argmin()]
+        begins_sooner = recorded.op_start[first] - schedule.op_start[first]
+        end, new_end = recorded.op_end[inside].max(), schedule.op_end[inside].max()
+        own = column(self.graph.calls, "pid") == region.pid
+        made = np.flatnonzero(own & (recorded.call_end <= region.end_ns))
+        if region.iterations and len(made) and end < region.end_ns:
+            last = made[recorded.call_end[made].argmax()]
+            host = region.end_ns - recorded.call_end[last]
+            end, new_end = region.end_ns, max(new_end, schedule.call_end[last] + host)
+        return int(end - new_end - begins_sooner)
 
     # Selecting what a change is about -----------------------------------------
 

@@ -8,14 +8,18 @@ service order. One form covers stream order, barriers, events, waits and engines
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from streamlint.intervals import Bools, Int64
-from streamlint.replay.schedule import CALL_END, CALL_START, NEVER, OPERATION
+from streamlint.replay.schedule import NEVER, OPERATION
 from streamlint.steady import column
 from streamlint.trace.model import Trace
 
@@ -49,7 +53,10 @@ MIN_SAMPLES = 3
 """Fewer gaps of a kind say nothing about it."""
 
 _COPIES = ("HtoD", "DtoH")
-_PAIR = 64
+_PLACE = (
+    *("pid", "gpu_id", "device_id", "context_id", "stream_id", "stream_kind"),
+    *("engine", "kind"),
+)
 _NONE = np.empty(0, dtype=np.int64)
 
 
@@ -131,6 +138,7 @@ def _with_records(trace: Trace) -> pl.DataFrame:
         *("pid", "gpu_id", "device_id", "context_id", "stream_id", "stream_kind"),
         *("correlation_id", "graph_node_id", "start_ns", "end_ns", "kind", "engine"),
         *("size_bytes", "sm_fraction", "issue_ns"),
+        _issued_at(trace).alias("order_ns"),
     )
     records = trace.event_records.join(
         trace.streams.filter(pl.col("kind") == "null").select("pid", "stream_id"),
@@ -149,13 +157,34 @@ def _with_records(trace: Trace) -> pl.DataFrame:
     return (
         pl.concat([ops, marks], how="diagonal")
         .with_columns(
-            pl.coalesce("issue_ns", "start_ns").alias("order_ns"),
+            pl.coalesce("order_ns", "start_ns").alias("order_ns"),
             pl.col("device_id").fill_null(-1),
             pl.col("context_id").fill_null(-1),
         )
         .with_row_index("op")
         .with_columns(pl.col("op").cast(pl.Int64))
     )
+
+
+def _issued_at(trace: Trace) -> pl.Expr:
+    """When each operation was queued: as its call returned, or just before it started.
+
+    Where threads share a stream it runs their work in that order, not in that of the
+    beginnings of calls (H200: launches of four threads block each other for up to
+    0.7 ms). Calls that end together may be the other way: execution decides.
+    """
+    latest = pl.min_horizontal("issue_end_ns", "start_ns") - 1
+    at = pl.max_horizontal("issue_ns", latest)
+    several = trace.gpu_ops["tid"].drop_nulls().n_unique() > 1
+    return at.cum_min(reverse=True).over("pid", "stream_id") if several else at
+
+
+class _Members(NamedTuple):
+    """A group: its number, and its operations in issue order with their times."""
+
+    group: int
+    rows: Int64
+    order: Int64
 
 
 class _Builder:
@@ -170,10 +199,16 @@ class _Builder:
         self.order = column(ops, "order_ns")
         self.call_start = column(calls, "start_ns")
         self.call_end = column(calls, "end_ns")
+        self.issued_by = _issuing_calls(ops, calls)
+        # Operations are few of a kind: group by that, never by the columns again.
+        self.place, first = _numbered(ops, *_PLACE)
+        self.places = ops[first].select(*_PLACE)
+        self.by_issue = np.lexsort((self.start, self.order))
+        self.by_start = np.argsort(self.start, kind="stable")
         self.members: list[Int64] = []
-        self.by_start: list[bool] = []
-        self.parts: list[tuple[Int64, Int64, Int64, Int64, Int64]] = []
-        self.stream: dict[tuple[object, ...], tuple[int, Int64]] = {}
+        self.started: list[bool] = []
+        self.parts: list[tuple[int, Int64, int, Int64, Int64 | int]] = []
+        self.stream: dict[tuple[object, ...], _Members] = {}
 
     def graph(self) -> Graph:
         """Build everything."""
@@ -190,40 +225,42 @@ class _Builder:
     def _group(self, rows: Int64, *, by_start: bool = False) -> int:
         """A group of operations in the order of ``rows``; returns its number."""
         self.members.append(rows)
-        self.by_start.append(by_start)
+        self.started.append(by_start)
         return len(self.members) - 1
+
+    def _issue_group(self, rows: Int64) -> _Members:
+        """A group of operations in issue order."""
+        return _Members(self._group(rows), rows, self.order[rows])
 
     def _constrain(
         self, kind: Edge, node: Int64, group: int, count: Int64, latency: Int64 | int
     ) -> None:
         """``node`` (operation, or call + number of operations) waits for a prefix."""
         keep = count > 0
-        size = int(keep.sum())
-        if size:
-            late = np.broadcast_to(np.asarray(latency, dtype=np.int64), count.shape)
-            numbers = (np.full(size, int(kind)), np.full(size, group))
-            self.parts.append(
-                (numbers[0], node[keep], numbers[1], count[keep], late[keep])
-            )
-
-    def _before(self, rows: Int64, instants: Int64) -> Int64:
-        """How many of ``rows`` (in issue order) were issued before each instant."""
-        return np.searchsorted(self.order[rows], instants, side="left")
+        if not keep.all():
+            node, count = node[keep], count[keep]
+            latency = latency if isinstance(latency, int) else latency[keep]
+        if len(node):
+            self.parts.append((int(kind), node, group, count, latency))
 
     def _rows(
-        self, *by: str, only: pl.Expr | None = None, order: str = "order_ns"
-    ) -> list[tuple[tuple[object, ...], Int64]]:
-        """Operations by the given columns, each in issue order (or by start)."""
-        chosen = self.ops if only is None else self.ops.filter(only)
-        grouped = (
-            chosen.sort(order, "start_ns", maintain_order=True)
-            .group_by(by, maintain_order=True)
-            .agg("op")
-        )
-        return [
-            (tuple(row[:-1]), np.asarray(row[-1], dtype=np.int64))
-            for row in grouped.iter_rows()
-        ]
+        self, *by: str, only: pl.Expr | None = None, started: bool = False
+    ) -> Iterator[tuple[tuple[object, ...], Int64]]:
+        """Operations by columns of `places`, each in issue order (or by start)."""
+        places = self.places.with_row_index("place")
+        keys: dict[tuple[object, ...], int] = {}
+        numbers = np.zeros(places.height, dtype=np.int64)
+        chosen = places if only is None else places.filter(only)
+        for place, *key in chosen.select("place", *by).iter_rows():
+            numbers[place] = keys.setdefault(tuple(key), len(keys) + 1)
+        order = self.by_start if started else self.by_issue
+        number = numbers[self.place][order]
+        sorted_by_key = _stable_order(number, len(keys) + 1)
+        ends = np.cumsum(np.bincount(number, minlength=len(keys) + 1))
+        found = [sorted_by_key[a:b] for a, b in pairwise(ends)]
+        by_first = sorted(zip(keys, found, strict=True), key=lambda pair: pair[1][0])
+        for one, at in by_first:
+            yield one, order[at]
 
     def _barriers(self) -> None:
         """NULL-stream work against the blocking streams of its context."""
@@ -231,63 +268,62 @@ class _Builder:
         null = dict(self._rows(*key, only=pl.col("stream_kind") == "null"))
         synced = pl.col("stream_kind").is_in(("blocking", "per-thread"))
         blocking = dict(self._rows(*key, only=synced))
-        self.null_groups: dict[tuple[object, ...], tuple[int, Int64]] = {}
-        self.blocking_groups: dict[tuple[object, ...], tuple[int, Int64]] = {}
-        is_record = (self.ops["kind"] == "record").to_numpy()
+        records_here = (self.places["kind"] == "record").to_numpy()
+        is_record = records_here[self.place]
         for context, rows in null.items():
             others = blocking.get(context, _NONE)
             # A record takes effect when all work before it is done.
             records = rows[is_record[rows]]
             for before in (others, rows[~is_record[rows]]):
-                done = _prefix(
-                    self.end[before], self._before(before, self.order[records])
-                )
+                count = _before(self.order[before], self.order[records])
+                done = _prefix(self.end[before], count)
                 self.start[records] = np.maximum(self.start[records], done)
             self.end[records] = self.start[records]
-            null_group, blocking_group = self._group(rows), self._group(others)
-            self.null_groups[context] = (null_group, rows)
-            self.blocking_groups[context] = (blocking_group, others)
-            before_null = self._before(others, self.order[rows])
-            self._constrain(Edge.BARRIER, rows, blocking_group, before_null, BARRIER_NS)
-            before_other = self._before(rows, self.order[others])
-            self._constrain(Edge.BARRIER, others, null_group, before_other, BARRIER_NS)
+            own, other = self._issue_group(rows), self._issue_group(others)
+            count = _before(other.order, own.order)
+            self._constrain(Edge.BARRIER, rows, other.group, count, BARRIER_NS)
+            count = _before(own.order, other.order)
+            self._constrain(Edge.BARRIER, others, own.group, count, BARRIER_NS)
 
     def _streams(self) -> None:
         """Operations of a stream run in the order of their issue."""
-        engine = self.ops["engine"].cast(pl.Categorical).to_physical()
-        code = engine.cast(pl.Int64).to_numpy() + 1
+        engine, first = _numbered(self.places, "engine")
+        code, kinds = engine[self.place], len(first)
         for key, rows in self._rows("pid", "stream_id"):
-            self.stream[key] = (self._group(rows), rows)
-        usual = self._usual_gaps(code)
-        for group, rows in self.stream.values():
-            pair = np.concatenate([[0], code[rows[:-1]] * _PAIR + code[rows[1:]]])
-            kinds, back = np.unique(pair, return_inverse=True)
-            gap = np.array([usual.get(int(one), usual[-1]) for one in kinds])[back]
-            self._constrain(Edge.STREAM, rows, group, np.arange(len(rows)), gap)
+            self.stream[key] = self._issue_group(rows)
+        usual = self._usual_gaps(code, kinds)
+        for group, rows, _ in self.stream.values():
+            gap = usual[code[rows[:-1]] * kinds + code[rows[1:]]]
+            self._constrain(Edge.STREAM, rows[1:], group, np.arange(1, len(rows)), gap)
 
-    def _usual_gaps(self, code: Int64) -> dict[int, int]:
+    def _usual_gaps(self, code: Int64, kinds: int) -> Int64:
         """Median gap by pair of engines, of operations queued behind another one.
 
         Gaps of operations that were not queued show the host, not the GPU.
         """
         gaps, pairs = [_NONE], [_NONE]
-        for _, rows in self.stream.values():
+        for _, rows, order in self.stream.values():
             gap = self.start[rows[1:]] - self.end[rows[:-1]]
-            queued = self.order[rows[1:]] < self.end[rows[:-1]]
+            queued = order[1:] < self.end[rows[:-1]]
             good = queued & (gap >= 0) & (gap <= HANDOVER_NS)
             gaps.append(gap[good])
-            pairs.append((code[rows[:-1]] * _PAIR + code[rows[1:]])[good])
+            pairs.append((code[rows[:-1]] * kinds + code[rows[1:]])[good])
         gap, pair = np.concatenate(gaps), np.concatenate(pairs)
-        usual = {-1: int(np.median(gap)) if len(gap) else DEFAULT_GAP_NS}
-        for one in np.unique(pair):
-            here = gap[pair == one]
-            if len(here) >= MIN_SAMPLES:
-                usual[int(one)] = int(np.median(here))
+        usual = np.full(kinds * kinds, DEFAULT_GAP_NS)
+        # From one engine to another takes longer than from an operation to its like.
+        like = np.arange(kinds * kinds) % (kinds + 1) == 0
+        for alike in (True, False):
+            if len(known := gap[like[pair] == alike]):
+                usual[like == alike] = int(np.median(known))
+        samples = np.bincount(pair, minlength=kinds * kinds)
+        for one in np.flatnonzero(samples >= MIN_SAMPLES):
+            usual[one] = int(np.median(gap[pair == one]))
         return usual
 
     def _events(self) -> None:
         """Streams that wait for an event: the next operation waits for its record."""
         targets = self._records_of(self.trace.event_waits)
+        is_null = (self.places["stream_kind"] == "null").to_numpy()
         for row in targets.group_by(
             "pid", "stream_id", "recorded_stream_id", maintain_order=True
         ):
@@ -298,14 +334,16 @@ class _Builder:
             )
             if waiting is None or source is None:
                 continue
-            first = self._before(waiting[1], column(waits, "start_ns"))
-            count = self._before(source[1], column(waits, "recorded_ns"))
+            first = _before(waiting.order, column(waits, "start_ns"))
+            count = _before(source.order, column(waits, "recorded_ns"))
             # A record on the NULL stream is a member of that stream itself.
-            null = (self.ops["stream_kind"][source[1][:1].tolist()] == "null").any()
-            count = np.minimum(count + int(null), len(source[1]))
-            there = first < len(waiting[1])
-            node = waiting[1][np.minimum(first, len(waiting[1]) - 1)]
-            self._constrain(Edge.EVENT, node[there], source[0], count[there], EVENT_NS)
+            null = int(is_null[self.place[source.rows[0]]])
+            count = np.minimum(count + null, len(source.rows))
+            there = first < len(waiting.rows)
+            node = waiting.rows[np.minimum(first, len(waiting.rows) - 1)]
+            self._constrain(
+                Edge.EVENT, node[there], source.group, count[there], EVENT_NS
+            )
 
     def _records_of(self, waits: pl.DataFrame) -> pl.DataFrame:
         """Waits with the record they wait for: recorded_ns, recorded_stream_id.
@@ -324,14 +362,18 @@ class _Builder:
                 "pid", "event_sync_id", *columns
             )
             return waits.join(
-                by_instance, on=["pid", "event_sync_id"], how="inner", validate="m:1"
+                by_instance,
+                on=["pid", "event_sync_id"],
+                how="inner",
+                validate="m:1",
+                maintain_order="left",
             )
         return (
             waits.drop_nulls("event_id")
-            .sort("start_ns")
+            .sort("start_ns", maintain_order=True)
             .join_asof(
                 records.select("pid", "event_id", "start_ns", *columns).sort(
-                    "start_ns"
+                    "start_ns", maintain_order=True
                 ),
                 on="start_ns",
                 by=["pid", "event_id"],
@@ -351,9 +393,9 @@ class _Builder:
             .otherwise("engine")
         )
         place = ("gpu_id", "device_id")
-        self.ops = self.ops.with_columns(lane.alias("lane"))
+        self.places = self.places.with_columns(lane.alias("lane"))
         copies = pl.col("engine").is_in(_COPIES)
-        for _, rows in self._rows(*place, "lane", only=copies, order="start_ns"):
+        for _, rows in self._rows(*place, "lane", only=copies, started=True):
             group = self._group(rows)
             gap = self.start[rows[1:]] - self.end[rows[:-1]]
             close = gap[(gap >= 0) & (gap <= HANDOVER_NS)]
@@ -361,7 +403,7 @@ class _Builder:
             self._constrain(Edge.ENGINE, rows, group, np.arange(len(rows)), usual)
         fraction = self.ops["sm_fraction"].fill_null(0.0).to_numpy()
         for _, rows in self._rows(
-            *place, "pid", only=pl.col("kind") == "kernel", order="start_ns"
+            *place, "pid", only=pl.col("kind") == "kernel", started=True
         ):
             group = self._group(rows)
             used = np.concatenate([[0.0], np.cumsum(fraction[rows])])
@@ -377,11 +419,12 @@ class _Builder:
         stream, has started (probes, H200).
         """
         queues = connections(self.trace)
-        for _, rows in self._rows("pid", "context_id"):
-            stream = column(self.ops, "stream_id")[rows]
-            numbers, rank = np.unique(stream, return_inverse=True)
-            if len(numbers) <= queues:
-                continue
+        streams = column(self.places, "stream_id")
+        crowded = pl.col("stream_id").n_unique().over("pid", "context_id") > queues
+        for _, rows in self._rows("pid", "context_id", only=crowded):
+            place = self.place[rows]
+            numbers = np.unique(streams[np.unique(place)])
+            rank = np.searchsorted(numbers, streams)[place]
             for queue in range(queues):
                 here = rows[rank % queues == queue]
                 if len(here):
@@ -395,36 +438,36 @@ class _Builder:
     def _waits(self) -> None:
         """Calls that return only when GPU work is done."""
         self.device_groups = {
-            key: (self._group(rows), rows)
-            for key, rows in self._rows("pid", "device_id")
+            key: self._issue_group(rows) for key, rows in self._rows("pid", "device_id")
         }
-        syncs = self.trace.synchronizations.join(
-            self.calls.select("pid", "tid", "start_ns", "call_index").unique(
-                ["pid", "tid", "start_ns"], keep="first"
-            ),
-            on=["pid", "tid", "start_ns"],
-            how="inner",
+        key = ["pid", "tid", "start_ns"]
+        waits = self.trace.synchronizations
+        waiting = (
+            self.calls.select(*key, "call_index")
+            .join(waits, on=key, how="semi", maintain_order="left")
+            .unique(key, keep="first")
         )
+        syncs = waits.join(waiting, on=key, how="inner", maintain_order="left")
         self._device_waits(syncs.filter(pl.col("kind") == "device sync"), Edge.WAIT)
         streams = syncs.filter(pl.col("kind") == "stream sync").drop_nulls("stream_id")
-        for (pid, stream), waits in streams.group_by("pid", "stream_id"):
-            at, node = column(waits, "start_ns"), self._call_nodes(waits)
-            if (pid, stream) in self.stream:
-                group, rows = self.stream[pid, stream]
-                self._constrain(
-                    Edge.WAIT, node, group, self._before(rows, at), RETURN_DEFAULT_NS
-                )
+        self._stream_waits(streams, "stream_id", "start_ns")
         events = self._records_of(syncs.filter(pl.col("kind") == "event sync"))
-        for (pid, stream), waits in events.group_by("pid", "recorded_stream_id"):
-            if (pid, stream) in self.stream:
-                group, rows = self.stream[pid, stream]
-                count = self._before(rows, column(waits, "recorded_ns"))
-                self._constrain(
-                    Edge.WAIT, self._call_nodes(waits), group, count, RETURN_DEFAULT_NS
-                )
+        self._stream_waits(events, "recorded_stream_id", "recorded_ns")
         self._copy_waits()
         frees = ("device free", "host free", "host unregister")
         self._device_waits(self.calls.filter(pl.col("kind").is_in(frees)), Edge.FREE)
+
+    def _stream_waits(self, calls: pl.DataFrame, stream_id: str, instant: str) -> None:
+        """Calls that wait for what a stream was given before an instant."""
+        for (pid, stream), waits in calls.group_by(
+            "pid", stream_id, maintain_order=True
+        ):
+            if (pid, stream) in self.stream:
+                group, _, order = self.stream[pid, stream]
+                count = _before(order, column(waits, instant))
+                self._constrain(
+                    Edge.WAIT, self._call_nodes(waits), group, count, RETURN_DEFAULT_NS
+                )
 
     def _call_nodes(self, calls: pl.DataFrame) -> Int64:
         return column(calls, "call_index") + self.ops.height
@@ -434,13 +477,13 @@ class _Builder:
         if not calls.height:
             return
         latency = RETURN_DEFAULT_NS if kind is Edge.WAIT else 0
-        for (pid, device), (group, rows) in self.device_groups.items():
+        for (pid, device), (group, rows, order) in self.device_groups.items():
             here = calls.filter(pl.col("pid") == pid)
             several = len([1 for p, _ in self.device_groups if p == pid]) > 1
             if several:
                 here = here.filter(self._last_device(here) == device)
             at = column(here, "start_ns")
-            count = self._before(rows, at)
+            count = _before(order, at)
             if kind is Edge.FREE:
                 # Waits only for work that was running; a free on an idle GPU is none.
                 done = _prefix(self.end[rows], count)
@@ -451,21 +494,22 @@ class _Builder:
 
     def _last_device(self, calls: pl.DataFrame) -> pl.Series:
         """The device that the calling thread used last before each call."""
-        used = (
-            self.ops.join(
-                self.calls.select("pid", "correlation_id", "tid").unique(
-                    ["pid", "correlation_id"], keep="first"
-                ),
-                on=["pid", "correlation_id"],
-                how="inner",
-            )
-            .select("pid", "tid", "device_id", pl.col("order_ns").alias("start_ns"))
-            .sort("start_ns")
-        )
         found = calls.select("pid", "tid", "start_ns").join_asof(
-            used, on="start_ns", by=["pid", "tid"], check_sortedness=False
+            self._used, on="start_ns", by=["pid", "tid"], check_sortedness=False
         )
         return found["device_id"]
+
+    @cached_property
+    def _used(self) -> pl.DataFrame:
+        """pid, tid, device_id and start_ns (the issue) of every operation issued."""
+        issued = np.flatnonzero(self.issued_by >= 0)
+        return (
+            self.ops.select("pid", "device_id", pl.col("order_ns").alias("start_ns"))[
+                issued
+            ]
+            .with_columns(self.calls["tid"].gather(self.issued_by[issued]))
+            .sort("start_ns", maintain_order=True)
+        )
 
     def _copy_waits(self) -> None:
         """Synchronous copies, and asynchronous ones of pageable memory."""
@@ -492,6 +536,7 @@ class _Builder:
                 on=key,
                 how="inner",
                 validate="1:m",
+                maintain_order="left",
             )
         )
         late = (pl.col("copy_kind") == "DtoH") | (pl.col("size_bytes") > STAGED_BYTES)
@@ -499,9 +544,11 @@ class _Builder:
             (late & (pageable | (pl.col("kind") == "sync memcpy")))
             & (pl.col("end_ns") >= pl.col("copy_ns"))
         )
-        for (pid, stream), waits in waiting.group_by("pid", "stream_id"):
-            group, rows = self.stream[pid, stream]
-            count = self._before(rows, column(waits, "start_ns")) + 1
+        for (pid, stream), waits in waiting.group_by(
+            "pid", "stream_id", maintain_order=True
+        ):
+            group, rows, order = self.stream[pid, stream]
+            count = _before(order, column(waits, "start_ns")) + 1
             self._constrain(
                 Edge.COPY,
                 self._call_nodes(waits),
@@ -515,37 +562,33 @@ class _Builder:
     def _fit(self) -> Graph:
         """Latencies that reproduce the trace exactly, and the plain ones."""
         number_ops = self.ops.height
-        empty = (_NONE,) * 5
-        kind, node, group, count, usual = (
-            np.concatenate(part) for part in zip(empty, *self.parts, strict=True)
-        )
-        order = np.argsort(node, kind="stable")
-        kind, node, group = kind[order], node[order], group[order]
-        count, usual = count[order], usual[order]
-        offset = np.concatenate([[0], np.cumsum([len(m) for m in self.members])])
+        number_nodes = number_ops + len(self.call_end)
+        kind, node, group, count, usual = self._constraints()
+        lengths = np.array([len(rows) for rows in self.members], dtype=np.int64)
+        offset = np.concatenate([[0], np.cumsum(lengths)])
         member = np.concatenate([_NONE, *self.members])
-        by_start = np.array(self.by_start, dtype=np.bool_)
+        by_start = np.array(self.started, dtype=np.bool_)
         reached = np.concatenate(
             [_NONE]
             + [
                 np.maximum.accumulate((self.start if early else self.end)[rows])
-                for early, rows in zip(self.by_start, self.members, strict=True)
+                for early, rows in zip(self.started, self.members, strict=True)
             ]
         )
         at = np.concatenate([self.start, self.call_end])[node]
         count = self._shorter_prefixes(kind, node, group, count, at, offset, reached)
-        slack = at - reached[offset[group] + count - 1]
+        last = offset[group] + count - 1
+        slack = at - reached[last]
 
         # Programmatic launches start before their predecessor ends, and a call may
         # return before its staged copy is done; anything else negative is no wait.
-        early = (kind == Edge.STREAM) | (kind == Edge.COPY)
-        begun = np.concatenate(
-            [_NONE, *(np.maximum.accumulate(self.start[rows]) for rows in self.members)]
-        )
-        early &= begun[offset[group] + count - 1] <= at
+        early = ((kind == Edge.STREAM) | (kind == Edge.COPY)) & (slack < 0)
+        if early.any():
+            begun = (np.maximum.accumulate(self.start[rows]) for rows in self.members)
+            early[early] = np.concatenate([_NONE, *begun])[last[early]] <= at[early]
         active = (slack >= 0) | early
         latency = np.minimum(usual, slack)
-        plain = np.where(early & (slack < 0), slack, usual)
+        plain = np.where(early, slack, usual)
         for copies in (
             active & (kind == Edge.COPY) & side for side in (slack < 0, slack >= 0)
         ):
@@ -553,8 +596,8 @@ class _Builder:
             plain[copies] = int(np.median(slack[copies])) if copies.any() else 0
 
         through = np.where(active, at - slack, NEVER)
-        number_nodes = number_ops + len(self.call_end)
-        first = np.searchsorted(node, np.arange(number_nodes + 1))
+        held = np.bincount(node, minlength=number_nodes)
+        first = np.concatenate([[0], np.cumsum(held)])
         free_at, _ = _latest(through, first, np.full(number_nodes, NEVER))
         issue_call, issue_latency, plain_issue, fixed = self._issue(
             free_at[:number_ops]
@@ -630,6 +673,18 @@ class _Builder:
             event_index=indexes,
         )
 
+    def _constraints(self) -> tuple[Int64, Int64, Int64, Int64, Int64]:
+        """Kind, node, group, count and usual latency, by node."""
+        sizes = np.array([len(part[1]) for part in self.parts], dtype=np.int64)
+        node = np.concatenate([_NONE, *(part[1] for part in self.parts)])
+        count = np.concatenate([_NONE, *(part[3] for part in self.parts)])
+        late = [np.broadcast_to(part[4], len(part[1])) for part in self.parts]
+        kind = np.repeat(np.array([part[0] for part in self.parts], np.int64), sizes)
+        group = np.repeat(np.array([part[2] for part in self.parts], np.int64), sizes)
+        usual = np.concatenate([_NONE, *late])
+        order = np.argsort(node, kind="stable")
+        return kind[order], node[order], group[order], count[order], usual[order]
+
     def _shorter_prefixes(
         self,
         kind: Int64,
@@ -661,88 +716,129 @@ class _Builder:
         is learned from operations that nothing else held back: ``free_at``, the time
         from which their constraints let them start, was before the call.
         """
-        key = ["pid", "correlation_id"]
-        made = self.calls.drop_nulls("correlation_id").unique(
-            key, keep="first", maintain_order=True
-        )
-        found = self.ops.select("op", *key, "engine").join(
-            made.select(*key, "call_index", "kind"),
-            on=key,
-            how="left",
-            validate="m:1",
-            maintain_order="left",
-        )
-        call = found["call_index"].fill_null(-1).to_numpy().copy()
+        call = self.issued_by.copy()
+        if not len(self.call_start):
+            none = np.zeros(len(call), dtype=np.int64)
+            return call, none, none, self.start.copy()
         since = self.start - self.call_start[call]
         call[(call >= 0) & (since < 0)] = -1
         idle = (call >= 0) & (free_at <= self.call_start[call])
-        learned = found.select(
-            "engine",
-            "kind",
-            pl.Series("idle", idle),
-            pl.Series("tail", self.start - self.call_end[call]),
-            pl.Series("since", since),
-        ).select(
-            pl.col("tail").filter("idle").median().over("engine", "kind"),
-            pl.col("idle").sum().over("engine", "kind").alias("samples"),
-            pl.col("since").quantile(0.05).over("engine", "kind"),
+        kind, kinds = _numbered(self.calls, "kind")
+        engine, engines = _numbered(self.places, "engine")
+        # Operations without a call are a kind of their own, the last one.
+        made = np.append(kind, len(kinds))[self.issued_by]
+        sort = engine[self.place] * (len(kinds) + 1) + made
+        learned = (
+            pl.DataFrame(
+                {
+                    "sort": sort,
+                    "idle": idle,
+                    "tail": self.start - self.call_end[call],
+                    "since": since,
+                }
+            )
+            .group_by("sort")
+            .agg(
+                pl.col("tail").filter("idle").median().fill_null(0).cast(pl.Int64),
+                pl.col("idle").sum().cast(pl.Int64),
+                pl.col("since").quantile(0.05).fill_null(0).cast(pl.Int64),
+            )
         )
+        table = np.zeros((3, len(engines) * (len(kinds) + 1)), dtype=np.int64)
+        table[:, learned["sort"].to_numpy()] = learned.drop("sort").to_numpy().T
+        tail, samples, least = table[:, sort]
         duration = self.call_end[call] - self.call_start[call]
-        least = learned["since"].fill_null(0).cast(pl.Int64).to_numpy()
-        tail = learned["tail"].fill_null(0).cast(pl.Int64).to_numpy()
-        known = learned["samples"].to_numpy() >= MIN_SAMPLES
         unknown = np.where(idle, since, np.minimum(least, duration))
-        plain = np.where(known, duration + tail, unknown).clip(0)
-        plain[(self.ops["kind"] == "record").to_numpy()] = 0
+        plain = np.where(samples >= MIN_SAMPLES, duration + tail, unknown).clip(0)
+        plain[(self.places["kind"] == "record").to_numpy()[self.place]] = 0
         return call, np.minimum(plain, since), plain, self.start.copy()
 
     def _threads(self) -> tuple[Int64, Int64, Int64, Int64]:
         """Chains of calls: previous call, host time since, and handovers."""
-        thread = ("pid", "tid")
-        chained = self.calls.select(
-            *thread,
-            "call_index",
-            "start_ns",
-            "end_ns",
-            pl.col("call_index").shift(1).over(thread).fill_null(-1).alias("previous"),
-        )
-        previous = column(chained, "previous")
+        thread, first = _numbered(self.calls, "pid", "tid")
+        previous = np.full(len(thread), -1)
+        order = _stable_order(thread, len(first))
+        same = thread[order[1:]] == thread[order[:-1]]
+        previous[order[1:][same]] = order[:-1][same]
         think = np.where(previous >= 0, self.call_start - self.call_end[previous], 0)
         handover = np.full(len(previous), -1)
         handover_ns = np.zeros(len(previous), dtype=np.int64)
         silent = (previous < 0) | (think > HANDOFF_NS)
-        for _, rows in chained.group_by("pid", maintain_order=True):
-            if rows["tid"].n_unique() < 2:
+        pids = column(self.calls, "pid")[first]
+        for pid in np.unique(pids):
+            if (pids == pid).sum() < 2:
                 continue
-            index, tid = column(rows, "call_index"), column(rows, "tid")
-            by_end = np.argsort(self.call_end[index], kind="stable")
-            ends = self.call_end[index][by_end]
+            index = np.flatnonzero((pids == pid)[thread])
+            by_end = index[np.argsort(self.call_end[index], kind="stable")]
+            index = index[silent[index]]
+            ends = self.call_end[by_end]
             at = np.searchsorted(ends, self.call_start[index], side="right") - 1
             last = by_end[np.maximum(at, 0)]
             passed = self.call_start[index] - ends[np.maximum(at, 0)]
-            handed = silent[index] & (at >= 0) & (tid[last] != tid)
+            handed = (at >= 0) & (thread[last] != thread[index])
             handed &= (previous[index] < 0) | (passed <= HANDOFF_SHARE * think[index])
-            handover[index[handed]] = index[last[handed]]
+            handover[index[handed]] = last[handed]
             handover_ns[index[handed]] = passed[handed]
         return previous, think.clip(0), handover, handover_ns
 
     def _event_order(self) -> tuple[Int64, Int64]:
         """All events by recorded time; a thread's own keep their sequence."""
-        calls, ops = np.arange(len(self.call_start)), np.arange(len(self.start))
-        kinds = np.repeat(
-            [CALL_START, CALL_END, OPERATION], [len(calls)] * 2 + [len(ops)]
-        )
-        indexes = np.concatenate([calls, calls, ops])
-        times = np.concatenate([self.call_start, self.call_end, self.start])
-        sequence = np.concatenate([2 * calls, 2 * calls + 1, 2 * len(calls) + ops])
-        order = np.lexsort((sequence, times))
-        return kinds[order], indexes[order]
+        calls = len(self.call_start)
+        both = np.stack([self.call_start, self.call_end], axis=1).ravel()
+        order = np.argsort(np.concatenate([both, self.start]), kind="stable")
+        is_call = order < 2 * calls
+        # Starts are CALL_START, ends CALL_END: 0 and 1.
+        kinds = np.where(is_call, order & 1, OPERATION)
+        return kinds, np.where(is_call, order >> 1, order - 2 * calls)
 
 
 def connections(trace: Trace) -> int:
     """Work queues of a process: CUDA_DEVICE_MAX_CONNECTIONS, 8 by default."""
     text = trace.capture.environment.get("CUDA_DEVICE_MAX_CONNECTIONS", "")
     return min(32, max(1, int(text))) if text.isdigit() else 8
+
+
+def _issuing_calls(ops: pl.DataFrame, calls: pl.DataFrame) -> Int64:
+    """The first outermost call of each operation's correlation id, -1 for none."""
+    found = np.full(ops.height, -1)
+    wanted = ops.select("pid", "correlation_id", "op").drop_nulls("correlation_id")
+    made = calls.select("pid", "correlation_id", "call_index").drop_nulls()
+    op, call = column(wanted, "op"), column(made, "call_index")
+    op_id, call_id = column(wanted, "correlation_id"), column(made, "correlation_id")
+    op_pid, call_pid = column(wanted, "pid"), column(made, "pid")
+    # Ids almost count upwards: sorting and searching them is faster than hashing.
+    for pid in wanted["pid"].unique():
+        here, there = np.flatnonzero(op_pid == pid), np.flatnonzero(call_pid == pid)
+        if not len(there):
+            continue
+        there = there[np.argsort(call_id[there], kind="stable")]
+        ids = call_id[there]
+        at = np.searchsorted(ids, op_id[here], side="left")
+        at = np.minimum(at, len(ids) - 1)
+        match = ids[at] == op_id[here]
+        found[op[here[match]]] = call[there[at[match]]]
+    return found
+
+
+def _numbered(frame: pl.DataFrame, *by: str) -> tuple[Int64, Int64]:
+    """A number for each row's values of the columns, and the first row of each."""
+    rows = frame.select(by).with_row_index("row")
+    first = rows.select(pl.col("row").first().over(by)).to_series().to_numpy()
+    firsts = np.flatnonzero(first == np.arange(len(first)))
+    number = np.zeros(len(first), dtype=np.int64)
+    number[firsts] = np.arange(len(firsts))
+    return number[first], firsts
+
+
+def _stable_order(numbers: Int64, limit: int) -> Int64:
+    """A stable order of small numbers; numpy sorts 16 bits in linear time."""
+    small = numbers.astype(np.int16) if limit < 1 << 15 else numbers
+    return np.argsort(small, kind="stable")
+
+
+def _before(order: Int64, instants: Int64) -> Int64:
+    """How many members of a group were issued before each instant."""
+    return np.searchsorted(order, instants, side="left")
 
 
 def _prefix(values: Int64, count: Int64) -> Int64:
@@ -759,11 +855,11 @@ def _latest(through: Int64, first: Int64, lower: Int64) -> tuple[Int64, Int64]:
         filled = np.flatnonzero(first[1:] > first[:-1])
         highest = np.maximum.reduceat(through, first[filled])
         better = highest >= lower[filled]
-        best[filled[better]] = highest[better]
-        owner = np.repeat(np.arange(len(lower)), np.diff(first))
-        at_best = np.flatnonzero(through == best[owner])
-        # The first constraint of a node that reaches its bound; later ones overwrite.
-        chosen = at_best[::-1]
-        wins = np.isin(owner[chosen], filled[better])
-        binding[owner[chosen[wins]]] = chosen[wins]
+        held = filled[better]
+        best[held] = highest[better]
+        # The first constraint that reaches the bound of its node.
+        sizes = (first[1:] - first[:-1])[filled]
+        reaches = np.flatnonzero(through == np.repeat(highest, sizes))
+        at = np.searchsorted(reaches, first[held])
+        binding[held] = reaches[at]
     return best, binding

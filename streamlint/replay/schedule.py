@@ -8,9 +8,9 @@ anything never makes a time later.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -52,16 +52,20 @@ def evaluate(graph: Graph) -> tuple[Int64, Int64, Int64]:
         graph.group_by_start,
         graph.member,
     )
+    calls, ops = len(graph.call_first), len(graph.op_duration)
+    op_times = [np.full(ops, NEVER) for _ in range(2)]
+    call_times = [np.zeros(calls, dtype=np.int64) for _ in range(2)]
+    reached = np.full(len(graph.member), NEVER)
+    known = np.zeros(len(graph.group_offset), dtype=np.int64)
+    results = [*op_times, *call_times, reached, known]
     if len(graph.event_kind) >= COMPILED_FROM and (compiled := _compiled()):
-        starts, begins, ends = compiled(*columns)
-        return starts, begins, ends
-    # Lists are several times faster than arrays to a plain interpreter.
-    starts, begins, ends = _pass(*(c.tolist() for c in columns))
-    return (
-        np.array(starts, dtype=np.int64),
-        np.array(begins, dtype=np.int64),
-        np.array(ends, dtype=np.int64),
-    )
+        compiled(*columns, *results)
+    else:
+        # Lists are several times faster than arrays to a plain interpreter.
+        listed = [values.tolist() for values in results]
+        _pass(*(values.tolist() for values in columns), *listed)
+        results = [np.array(values, dtype=np.int64) for values in listed]
+    return results[0], results[2], results[3]
 
 
 def _pass(
@@ -88,14 +92,17 @@ def _pass(
     group_offset: Sequence[int],
     group_by_start: Sequence[bool],
     member: Sequence[int],
-) -> tuple[Any, Any, Any]:
-    """The pass itself, in the subset of Python that numba compiles."""
-    op_start = [NEVER] * len(op_duration)
-    op_end = [NEVER] * len(op_duration)
-    call_start = [0] * len(call_duration)
-    call_end = [0] * len(call_duration)
-    reached = [NEVER] * len(member)
-    known = [0] * len(group_offset)
+    op_start: MutableSequence[int],
+    op_end: MutableSequence[int],
+    call_start: MutableSequence[int],
+    call_end: MutableSequence[int],
+    reached: MutableSequence[int],
+    known: MutableSequence[int],
+) -> None:
+    """The pass itself, in the subset of Python that numba compiles.
+
+    The last six are its results, and how far it came with each group.
+    """
     for event in range(len(event_kind)):
         kind = event_kind[event]
         index = event_index[event]
@@ -143,20 +150,14 @@ def _pass(
             time += op_delay[index]
             op_start[index] = time
             op_end[index] = time + op_duration[index]
-    return op_start, call_start, call_end
 
 
 @cache
-def _compiled() -> Callable[..., tuple[Int64, Int64, Int64]] | None:
+def _compiled() -> Callable[..., None] | None:
     """The pass compiled by numba, None where numba isn't installed."""
     try:
         import numba
     except ImportError:
         return None
-    run: Any = numba.njit(nogil=True)(_pass)
-
-    def call(*columns: object) -> tuple[Int64, Int64, Int64]:
-        starts, begins, ends = run(*columns)
-        return np.asarray(starts), np.asarray(begins), np.asarray(ends)
-
-    return call
+    run: Callable[..., None] = numba.njit(nogil=True)(_pass)
+    return run
