@@ -115,6 +115,7 @@ def _finding(rule: Rule, finding: Finding) -> dict[str, Any]:
             "ns": cost.ns,
             "share": None if cost.share is None else round(cost.share, 6),
             "method": cost.method,
+            "basis": cost.basis,
         },
         "where": {
             "pid": where.pid,

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 
 from streamlint.engine import Model, Report
 from streamlint.escape import printable
-from streamlint.findings import Claim, Cost, Finding, NotAssessed, Severity
+from streamlint.findings import (
+    UNPROFILED,
+    Claim,
+    Cost,
+    Finding,
+    NotAssessed,
+    Severity,
+)
 from streamlint.reporters import Failure
 from streamlint.rule import Rule
 from streamlint.where import describe
@@ -153,8 +160,8 @@ def _finding(page: Page, rule: Rule, finding: Finding) -> None:
     page.field("what", printable(finding.message))
     if finding.severity is Severity.INFO:
         return  # costs too little to act on: one look is enough
-    page.field("cost", _cost(finding.cost, finding))
-    place = _place(finding)
+    page.field("cost", cost_words(finding.cost, finding))
+    place = place_words(finding)
     if place:
         page.field("where", place)
     for frame in finding.where.source:
@@ -167,15 +174,19 @@ def _finding(page: Page, rule: Rule, finding: Finding) -> None:
     page.field("fix", finding.fix)
 
 
-def _cost(cost: Cost, finding: Finding) -> str:
+def cost_words(cost: Cost, finding: Finding) -> str:
+    """What a fault costs, how that is known, and how surely."""
     sure = f"{finding.confidence.value} confidence"
     if cost.ns is None or cost.share is None:
         return f"no time claimed ({cost.method}); {sure}"
     amount = f"{duration(cost.ns)}, {100 * cost.share:.1f} % of the judged time"
+    if cost.basis == UNPROFILED:
+        amount += " of the unprofiled run"
     return f"{_CLAIMS[cost.claim].format(amount)} ({cost.method}); {sure}"
 
 
-def _place(finding: Finding) -> str:
+def place_words(finding: Finding) -> str:
+    """Process, device, streams, kernels and ranges of a finding, in one line."""
     where = finding.where
     parts: list[str] = []
     if where.pid is not None:
