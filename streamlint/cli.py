@@ -11,7 +11,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,6 +31,9 @@ EXIT_CLEAN, EXIT_FINDINGS, EXIT_ERROR, EXIT_NOT_ASSESSED = 0, 1, 2, 3
 _PROGRESS_AFTER_S = 2.0
 _FILE_WIDTH = 100
 _TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep")
+_PLOTLYJS_HELP = (
+    "Where a page has plotly.js from: inline (works offline), cdn, or a bundle's file."
+)
 
 app = typer.Typer(
     name="streamlint",
@@ -49,6 +52,7 @@ class OutputFormat(str, Enum):
 
     TEXT = "text"
     JSON = "json"
+    PERFETTO = "perfetto"
 
 
 class FailOn(str, Enum):
@@ -140,6 +144,11 @@ def lint(
         bool, typer.Option("--exit-zero", help="Exit with 0 in spite of findings.")
     ] = False,
     color: Annotated[Color, typer.Option(help="Colour the text.")] = Color.AUTO,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Also write a page with a timeline, as `report` does."),
+    ] = None,
+    plotlyjs: Annotated[str, typer.Option(help=_PLOTLYJS_HELP)] = "inline",
 ) -> None:
     """Judge traces by every rule."""
     with _quick_imports():
@@ -153,25 +162,45 @@ def lint(
         raise UsageError(
             "--select and --ignore leave no rule", hint="`streamlint rules` lists them"
         )
-    if output is not None and output.suffix.lower() in _TRACE_SUFFIXES:
+    _not_a_trace("--output", output)
+    _not_a_trace("--html", html)
+    as_perfetto = output_format is OutputFormat.PERFETTO
+    if len(traces) > 1 and (html is not None or as_perfetto):
         raise UsageError(
-            f"--output names a trace, {output}", hint="name another file to write to"
+            "--html and --format perfetto take one trace",
+            hint="name one; `streamlint report A B` compares two",
         )
+    if as_perfetto and output is None and sys.stdout.isatty():
+        raise UsageError(
+            "a Perfetto trace is no text for a terminal",
+            hint="add --output FILE.json.gz and open it in ui.perfetto.dev",
+        )
+    timeline: bytes | None = None
     reports: list[Report] = []
     failures: list[tuple[str, StreamlintError]] = []
     for path in traces:
         try:
             with _opened(path) as trace, _progress(path.name) as told:
                 as_json = output_format is OutputFormat.JSON
-                report = lint_trace(trace, rules, told, with_model=as_json)
+                with_model = as_json or html is not None
+                report = lint_trace(trace, rules, told, with_model=with_model)
                 reports.append(report)
+                if html is not None:
+                    told("the page")
+                    _write(_page([(trace, report)], plotlyjs), html)
+                if as_perfetto:
+                    from streamlint.reporters.perfetto import render as perfetto
+
+                    timeline = perfetto(trace, report)
         except StreamlintError as error:
             _show_error(error)
             failures.append((str(path), error))
     for report in reports:
         for _, crash in report.crashed:
             _show_traceback(crash.traceback)
-    if reports:
+    if timeline is not None:
+        _write(timeline, output)
+    elif reports:
         on_screen = output is None and sys.stdout.isatty()
         render = renderer(output_format.value)
         text = render(
@@ -183,6 +212,45 @@ def lint(
             reports, bool(failures), Severity(fail_on.value), exit_zero=exit_zero
         )
     )
+
+
+@app.command()
+def report(
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE [AFTER]", help="A trace, or two: before and after a change."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The page to write.")
+    ] = Path("report.html"),
+    plotlyjs: Annotated[str, typer.Option(help=_PLOTLYJS_HELP)] = "inline",
+) -> None:
+    """Write a page for a browser: findings, timeline, and the run once fixed."""
+    from streamlint.engine import lint as lint_trace
+    from streamlint.registry import all_rules
+
+    _not_a_trace("--output", output)
+    if len(traces) > 2:
+        raise UsageError(
+            "a report is about one trace or two", hint="name one, or before and after"
+        )
+    with ExitStack() as opened:
+        judged: list[tuple[Trace, Report]] = []
+        for path in traces:
+            trace = opened.enter_context(_opened(path))
+            with _progress(path.name) as told:
+                found = lint_trace(trace, all_rules(), told, with_model=True)
+                judged.append((trace, found))
+        for _, found in judged:
+            for _, crash in found.crashed:
+                _show_traceback(crash.traceback)
+        with _progress(traces[0].name):
+            _write(_page(judged, plotlyjs), output)
+    _say(f"wrote {output}")
+    if any(found.crashed for _, found in judged):
+        sys.exit(EXIT_ERROR)
 
 
 @app.command()
@@ -314,6 +382,20 @@ def redact(
     typer.echo(f"look through {target} before you pass it on")
 
 
+def _page(judged: list[tuple[Trace, Report]], plotlyjs: str) -> str:
+    from streamlint.reporters.html import page
+    from streamlint.reporters.timeline import capture
+
+    return page([capture(trace, found) for trace, found in judged], plotlyjs)
+
+
+def _not_a_trace(option: str, path: Path | None) -> None:
+    if path is not None and path.suffix.lower() in _TRACE_SUFFIXES:
+        raise UsageError(
+            f"{option} names a trace, {path}", hint="name another file to write to"
+        )
+
+
 def _say(line: str) -> None:
     sys.stderr.write(f"{printable(line)}\n")
 
@@ -400,11 +482,15 @@ def _width(on_screen: bool) -> int:
     return min(_FILE_WIDTH, shutil.get_terminal_size().columns)
 
 
-def _write(text: str, output: Path | None) -> None:
+def _write(content: str | bytes, output: Path | None) -> None:
     """Write all or nothing: a file appears under its name only when complete."""
+    raw = content if isinstance(content, bytes) else content.encode("utf-8")
     if output is None:
         try:
-            sys.stdout.write(text)
+            if isinstance(content, bytes):
+                sys.stdout.buffer.write(content)
+            else:
+                sys.stdout.write(content)
             sys.stdout.flush()
         except BrokenPipeError:
             # Whoever read our output has gone; keep Python from complaining at exit.
@@ -412,14 +498,14 @@ def _write(text: str, output: Path | None) -> None:
         return
     try:
         if output.exists() and not output.is_file():
-            output.write_text(text, encoding="utf-8")  # /dev/stdout or a pipe
+            output.write_bytes(raw)  # /dev/stdout or a pipe
             return
         output = output.resolve()
         handle, name = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
         part = Path(name)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(raw)
             part.chmod(0o666 & ~_umask())
             part.replace(output)
         finally:

@@ -6,6 +6,7 @@ All sentences are fixed: the profiler's own messages hold paths and are never qu
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +40,8 @@ not seen.
 _MAX_EVIDENCE = 5
 
 
-class Defect(NamedTuple):
+@dataclass(frozen=True)
+class Defect:
     """One way in which a recording is incomplete or distorted.
 
     ``kind`` names it in words that are the same in every run; ``count`` is of the

@@ -13,7 +13,14 @@ from streamlint.changes import Change
 from streamlint.completeness import no_gpu_work
 from streamlint.cost import trusted
 from streamlint.errors import StreamlintError
-from streamlint.findings import Claim, Crashed, Finding, NotAssessed, Severity
+from streamlint.findings import (
+    RECORDED,
+    Claim,
+    Crashed,
+    Finding,
+    NotAssessed,
+    Severity,
+)
 from streamlint.overview import Overview, overview
 from streamlint.replay import Replay, replay_of, span_ns
 from streamlint.rule import Rule
@@ -34,8 +41,9 @@ class Model(NamedTuple):
     """How well the replay fits a trace, and what all fixes save together.
 
     ``error`` is its GPU span over the recorded one, less 1. ``joint_ns`` is the
-    time that fixing the ``joint_fixes`` what-if findings together saves, less than
-    the sum of theirs; None where there are not two, or the error is too large.
+    time that fixing the ``joint_fixes`` what-if findings of the recorded run together
+    saves, less than the sum of theirs; None where there are not two, or the error is
+    too large.
     """
 
     error: float
@@ -114,7 +122,10 @@ def lint(
         finding.change
         for judgement in judgements
         for finding in judgement.findings
-        if finding.change is not None and finding.cost.claim is Claim.WHAT_IF
+        if finding.change is not None
+        and finding.cost.claim is Claim.WHAT_IF
+        # Their replay also takes out what recording adds: no part of the recorded run.
+        and finding.cost.basis == RECORDED
     ]
     replayed = any(f.change is not None for j in judgements for f in j.findings)
     model = None

@@ -47,18 +47,23 @@ class Claim(str, Enum):
     NONE = "none"
 
 
+RECORDED, UNPROFILED = "recorded", "unprofiled"
+"""The run that a cost is of: as the trace shows it, or as it is without recording."""
+
+
 class Cost(NamedTuple):
     """Time that a fault costs.
 
     ``ns`` is nanoseconds and ``share`` its part of the judged region (0 to 1);
     both are None for `Claim.NONE`. ``method`` says in one line how to recompute
-    it from the trace.
+    it from the trace, ``basis`` of which run both are: `RECORDED` or `UNPROFILED`.
     """
 
     claim: Claim
     ns: int | None
     share: float | None
     method: str
+    basis: str = RECORDED
 
 
 class Evidence(NamedTuple):

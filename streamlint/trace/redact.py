@@ -171,9 +171,7 @@ class _Copy:
         kept = [
             name
             for name in self._stored
-            if name in _KINDS
-            or name == "StringIds"
-            or re.fullmatch(r"META_DATA_CAPTURE|ENUM_\w+", name)
+            if name in _KINDS or name in ("StringIds", "META_DATA_CAPTURE")
         ]
         self._db.execute("BEGIN")
         for name in kept:
@@ -186,6 +184,8 @@ class _Copy:
                 self._copy_facts(name)
             else:
                 self._copy_rows(name)
+        if {"CUDA_CALLCHAINS", "CUPTI_ACTIVITY_KIND_RUNTIME"} <= set(kept):
+            self._share_stacks()
         if "StringIds" in kept:
             self._copy_strings()
         self._db.execute("COMMIT")
@@ -224,8 +224,6 @@ class _Copy:
         chosen, blanked = [], []
         for name, declared, not_null, _ in columns:
             kind = kinds.get(name)
-            if table.startswith("ENUM_") and declared == "TEXT":
-                kind = Kind.TEXT
             texts = kind is Kind.TEXT or kind is Kind.BLOB
             empty = "NULL" if not not_null else "''" if declared == "TEXT" else "0"
             chosen.append(_expression(table, name, declared, kind, empty))
@@ -293,6 +291,35 @@ class _Copy:
                 self._removed[what] += 1
         insert = f"INSERT INTO main.{_quoted(table)} (name, value) VALUES (?, ?)"
         self._db.executemany(insert, kept)
+
+    def _share_stacks(self) -> None:
+        """Keep one of the native call stacks that have the same frames.
+
+        nsys stores the stack of every call: they can be half of an export.
+        """
+        stacks, calls = "main.CUDA_CALLCHAINS", "main.CUPTI_ACTIVITY_KIND_RUNTIME"
+        names = {name for name, *_ in self._columns("CUDA_CALLCHAINS")}
+        called = {name for name, *_ in self._columns("CUPTI_ACTIVITY_KIND_RUNTIME")}
+        if "id" not in names or "callchainId" not in called:
+            return
+        quoted = (f"quote({_quoted(name)})" for name in sorted(names - {"id"}))
+        columns = " || ' ' || ".join(quoted)
+        frames = (
+            f"SELECT id, {columns} AS frame FROM {stacks} "
+            "WHERE typeof(id) = 'integer' ORDER BY id, frame"
+        )
+        whole = f"SELECT id, group_concat(frame) AS frames FROM ({frames}) GROUP BY id"
+        repeated = "SELECT id FROM temp.stacks WHERE id != kept"
+        for statement in (
+            "CREATE TEMP TABLE stacks (id INTEGER PRIMARY KEY, kept INTEGER)",
+            "INSERT INTO temp.stacks "
+            f"SELECT id, min(id) OVER (PARTITION BY frames) FROM ({whole})",
+            f"UPDATE {calls} SET callchainId = (SELECT kept FROM temp.stacks "
+            f"WHERE id = callchainId) WHERE callchainId IN ({repeated})",
+            f"DELETE FROM {stacks} WHERE id IN ({repeated})",
+            "DROP TABLE temp.stacks",
+        ):
+            self._db.execute(statement)
 
     def _copy_strings(self) -> None:
         """Copy the strings that a copied row refers to."""
