@@ -5,9 +5,10 @@
 Every process repeats an iteration: two host threads in turn issue work to several
 streams, copy, record and await events, wait, and end with cudaDeviceSynchronize.
 Operations start after their issue, their stream, the NULL-stream barriers, events
-and copy engine; no two kernels share a multiprocessor; host waits end after what
-they wait for. Iterations start with an idle GPU, so all of them are scheduled side
-by side, one numpy step an action. The same arguments give the same file.
+and copy engine; the kernels of all streams fit on the GPU together; host waits end
+after what they wait for. Iterations start with an idle GPU, so all of them are
+scheduled side by side, one numpy step an action. Each process has a GPU of its own
+and counts its correlation ids from 1. The same arguments give the same file.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from nsys_layout import H200, LAYOUT, NO_ID, VERSIONS, api_name  # noqa: E402
 
 Int64 = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-Cell = int | str | None
-Columns = Mapping[str, "Int64 | Sequence[Cell] | Cell"]
+Columns = Mapping[str, Any]
+"""Of one table: arrays or lists of a length, and values that all rows share."""
 
 COPIES, SETS, STREAM_SYNCS, EVENT_SYNCS = 0.14, 0.08, 0.02, 0.01
 RECORDS, EVENT_WAITS = 0.03, 0.02
@@ -131,8 +132,10 @@ def write_trace(path: Path, shape: Shape) -> None:
     rng = np.random.default_rng(shape.seed)
     strings = Strings()
     parts = [_process(rng, shape, index, strings) for index in range(shape.processes)]
-    tables = {name: _joined([p[name] for p in parts]) for name in parts[0]}
-    tables |= _small_tables(shape, strings)
+    tables: dict[str, Columns] = {
+        name: _joined([part[name] for part in parts]) for name in parts[0]
+    }
+    tables.update(_small_tables(shape, strings))
     tables["StringIds"] = {"id": list(strings.ids.values()), "value": list(strings.ids)}
     path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as db:
@@ -151,8 +154,8 @@ def write_trace(path: Path, shape: Shape) -> None:
 
 def _plan(rng: np.random.Generator, shape: Shape, kernels: int) -> Plan:
     kind = _kinds(rng, shape, kernels)
-    rows, width = kind.shape
     size = kind.shape
+    width = size[1]
 
     def around(usual: float, spread: float = 0.12) -> Int64:
         values: Int64 = (usual * rng.lognormal(0.0, spread, size)).astype(np.int64)
@@ -176,7 +179,7 @@ def _plan(rng: np.random.Generator, shape: Shape, kernels: int) -> Plan:
     rate = np.where(pageable, PAGEABLE_RATE, PINNED_RATE)
     copying = COPY_BASE_NS + (copied / rate).astype(np.int64)
     is_kernel = (kind == KERNEL) | in_graph
-    duration = np.where(is_kernel, around(1.0, 0.0) * 0 + usual[name], copying)
+    duration = np.where(is_kernel, usual[name], copying)
     duration = np.where(kind == MEMSET, 1_500, duration) * rng.lognormal(0, 0.1, size)
     lasting = np.array([CALL_NS.get(code, 0) for code in range(DEVICE_SYNC + 1)])
     return Plan(
@@ -243,9 +246,8 @@ class _Machine:
     def step(self, action: int) -> tuple[Int64, Int64, Int64, Int64]:
         """Start and end of the call and of the operation of this action."""
         plan, every = self.plan, self.every
-        kind, stream, head = (
-            values[:, action] for values in (plan.kind, plan.stream, plan.head)
-        )
+        kind, stream = plan.kind[:, action], plan.stream[:, action]
+        head = plan.head[:, action]
         # The name is asked for on the way.
         think = plan.think[:, action] + np.where(plan.named[:, action], 700, 0)
         call = self.now + np.where(head, think, 0)
@@ -358,8 +360,8 @@ class _Writer:
         self.rng, self.shape, self.strings = rng, shape, strings
         self.iterations, self.width = plan.kind.shape
         # Row by row that is the order of the host's actions.
-        self.plan = Plan(*(values.ravel() for values in plan))
-        self.times = Times(*(values.ravel() for values in times))
+        self.plan = Plan(**{k: v.ravel() for k, v in plan._asdict().items()})
+        self.times = Times(**{k: v.ravel() for k, v in times._asdict().items()})
         self.pid = FIRST_PID + 100 * index
         self.global_pid = 1 << 48 | self.pid << 24
         column = np.arange(len(self.plan.kind)) % self.width
@@ -401,7 +403,7 @@ class _Writer:
             awaited[mine] = latest[mine]
         return instance, awaited
 
-    def _place(self, rows: Int64) -> dict[str, Int64 | int]:
+    def _place(self, rows: Int64) -> dict[str, Any]:
         return {
             **{"deviceId": 0, "contextId": 1, "greenContextId": 0},
             **{"streamId": self.stream_id[rows], "globalPid": self.global_pid},
@@ -413,7 +415,7 @@ class _Writer:
         at = np.where(self.plan.head, np.arange(len(self.plan.head)), 0)
         return np.maximum.accumulate(at)
 
-    def _ops(self, *kinds: int) -> tuple[Int64, dict[str, Int64 | int]]:
+    def _ops(self, *kinds: int) -> tuple[Int64, dict[str, Any]]:
         rows = np.flatnonzero(np.isin(self.plan.kind, kinds))
         times = {"start": self.times.start[rows], "end": self.times.end[rows]}
         return rows, {**times, **self._place(rows)}
@@ -421,7 +423,7 @@ class _Writer:
     def _kernels(self) -> Columns:
         rows, columns = self._ops(KERNEL, GRAPH_NODE)
         name = self.plan.name[rows]
-        full = [self.strings(f"void model::op_{n}<float>(T1 *)") for n in range(KERNELS)]
+        full = [self.strings(f"void op_{n}<float>(T1 *)") for n in range(KERNELS)]
         short = [self.strings(f"op_{n}") for n in range(KERNELS)]
         # No more blocks than fit beside those of all other streams.
         largest = BLOCKS_AT_ONCE // self.shape.streams
@@ -439,7 +441,7 @@ class _Writer:
             **{"graphNodeId": node, "sharedMemoryLimitConfig": 0},
         }
 
-    def _node(self, rows: Int64) -> list[Cell]:
+    def _node(self, rows: Int64) -> list[int | None]:
         """Graph node of each of these operations, by stream and place."""
         if not self.shape.graphs:
             return [None] * len(rows)
@@ -494,16 +496,14 @@ class _Writer:
         kind, thread = self.plan.kind[rows], self.thread[rows]
         start, end = self.times.call_start[rows], self.times.call_end[rows]
         correlation = self.correlation[rows]
-        plain = [self.strings(CALLS.get(k, "[Unknown]")) for k in range(DEVICE_SYNC + 1)]
-        full = [
-            self.strings(api_name(CALLS.get(k, "[Unknown]")))
-            for k in range(DEVICE_SYNC + 1)
-        ]
+        calls = [CALLS.get(code, "[Unknown]") for code in range(DEVICE_SYNC + 1)]
+        plain = [self.strings(call) for call in calls]
+        full = [self.strings(api_name(call)) for call in calls]
         named = self.plan.named[rows]
         lasting = self.rng.integers(100, 400, len(rows))
         back = (self.rng.random(len(rows)) < TRACED_BACK) & (kind != RECORD)
         chain = (self.plan.name[rows] * 7 + kind) % STACKS
-        parts: list[dict[str, Int64 | list[Cell] | int]] = [
+        parts: list[Columns] = [
             {
                 **{"start": start, "end": end, "eventClass": 0, "globalTid": thread},
                 **{"correlationId": correlation, "nameId": np.array(full)[kind]},
@@ -533,10 +533,8 @@ class _Writer:
         thread = self.thread.reshape(-1, self.width)
         first, last = start[:, :ACTIONS:RANGE], end[:, RANGE - 1 : ACTIONS : RANGE]
         steps = [f"step {number}" for number in range(self.iterations)]
-        names = [self.strings(name) for name in ("attention", "mlp", "norm", "optimizer")]
-        operators = np.broadcast_to(
-            np.resize(names, first.shape[1]), first.shape
-        ).ravel()
+        names = [self.strings(name) for name in ("attention", "mlp", "norm", "loss")]
+        operators = np.tile(np.resize(names, first.shape[1]), len(first))
         return _joined(
             [
                 {
@@ -587,7 +585,6 @@ def _small_tables(shape: Shape, strings: Strings) -> dict[str, Columns]:
     flags = np.where(streams == 0, 3, np.where(streams % 2 == 1, 1, 2))
     depth, chain = np.arange(FRAMES), np.arange(STACKS)
     symbols = [strings(f"model::layer_{n}()") for n in range(STACKS)]
-    module = [strings("/usr/lib/libmodel.so")]
     place = {"hwId": 0, "vmId": 1, "contextId": 1}
     meta = {"EXPORT_PRODUCT_VERSION": product, "EXPORT_SCHEMA_VERSION": version}
     options = {
@@ -622,8 +619,8 @@ def _small_tables(shape: Shape, strings: Strings) -> dict[str, Columns]:
         },
         "CUDA_CALLCHAINS": {
             "id": np.repeat(chain, FRAMES),
-            **{"symbol": np.array(symbols)[(np.add.outer(chain, depth) % STACKS).ravel()]},
-            **{"module": np.repeat(module, STACKS * FRAMES), "unresolved": 0},
+            "symbol": np.array(symbols)[np.add.outer(chain, depth).ravel() % STACKS],
+            **{"module": strings("/usr/lib/libmodel.so"), "unresolved": 0},
             "originalIP": np.arange(STACKS * FRAMES) + (140_000_000_000 << 10),
             "stackDepth": np.tile(depth, STACKS),
         },
@@ -647,8 +644,9 @@ def _joined(parts: Sequence[Columns]) -> dict[str, Any]:
     lengths = [_length(part) for part in parts]
     for name in parts[0]:
         values = [
-            part[name] if isinstance(part[name], (np.ndarray, list)) else
-            np.full(length, part[name])
+            part[name]
+            if isinstance(part[name], (np.ndarray, list))
+            else np.full(length, part[name])
             for part, length in zip(parts, lengths, strict=True)
         ]
         plain = all(isinstance(v, np.ndarray) and v.dtype != object for v in values)
@@ -703,7 +701,10 @@ def main() -> int:
     parser.add_argument("--osrt", action="store_true", help="add an OSRT_API table")
     parser.add_argument("--seed", type=int, default=0)
     given = vars(parser.parse_args())
-    write_trace(given.pop("out"), Shape(**given))
+    out, shape = given.pop("out"), Shape(**given)
+    if shape.streams < 2 or not 0 < shape.processes <= shape.kernels:
+        parser.error("at least 2 streams and a kernel a process")
+    write_trace(out, shape)
     return 0
 
 

@@ -15,11 +15,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TRACES = (
-    "legacy-null-stream-barrier/bad",
-    "pageable-async-copy/fixed",
-    "device-sync-in-steady-state/bad",
-)
+TRACES = ("legacy", "pinned", "devsync", "misc")
 ROUNDS = 11
 MAX_RATIO = 2.0
 FLOOR = "import polars, typer"
@@ -42,7 +38,7 @@ def main() -> int:
     """Measure, print and judge."""
     commands: dict[str, tuple[str, ...]] = {"floor": ("-c", FLOOR)}
     for trace in TRACES:
-        path = f"sample_traces/{trace}.sqlite"
+        path = f"sample_traces/extra/{trace}.sqlite"
         commands[trace] = ("-m", "streamlint", "lint", "--exit-zero", path)
     for command in commands.values():
         seconds(*command)  # fills the caches

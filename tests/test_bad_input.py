@@ -92,7 +92,7 @@ def test_random_bytes(tmp_path: Path) -> None:
     assert "not a SQLite file" in refusal(path).message
 
 
-@pytest.mark.parametrize("size", [10, 20, 99, 100, 1000, 50_000, 100_000])
+@pytest.mark.parametrize("size", [10, 20, 99, 100, 1000, 20_000, 50_000])
 def test_a_truncated_export(size: int, tmp_path: Path) -> None:
     path = tmp_path / "cut.sqlite"
     path.write_bytes(MISC.read_bytes()[:size])

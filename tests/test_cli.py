@@ -24,8 +24,8 @@ from streamlint.rule import Rule
 from streamlint.trace.model import Trace
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
-BAD = SAMPLES / "legacy-null-stream-barrier" / "bad.sqlite"
-FIXED = SAMPLES / "legacy-null-stream-barrier" / "fixed.sqlite"
+BAD = SAMPLES / "extra" / "legacy.sqlite"
+FIXED = SAMPLES / "extra" / "legacy_fix.sqlite"
 UNASSESSABLE = SAMPLES / "extra" / "2022.4.2_no_cuda_rows.sqlite"
 CORE = (
     "--select=legacy-null-stream-barrier,device-sync-in-steady-state",
@@ -132,7 +132,7 @@ def test_exit_codes_of_the_process(form: str) -> None:
 def test_text_names_cause_cost_place_and_fix(run: Run) -> None:
     lines = run("lint", BAD).out.splitlines()
     head = lines[0].split(" · ")
-    assert head[:3] == ["bad.sqlite", "NVIDIA H200", "nsys 2025.3.2.0"]
+    assert head[:3] == ["legacy.sqlite", "NVIDIA H200", "nsys 2025.3.2.0"]
     assert head[3] == "GPU span 2.92 ms"
 
     at = lines.index("high (1)")
@@ -145,6 +145,19 @@ def test_text_names_cause_cost_place_and_fix(run: Run) -> None:
     assert re.search(r"cost .* [\d.]+ m?s, [\d.]+ % of the judged time", text)
     assert "device 0; streams 7, 13, 14; kernel spin" in text
     assert "cudaStreamNonBlocking" in text
+
+
+def test_text_says_of_which_run_a_cost_is(run: Run) -> None:
+    rules = "launch-bound-kernels,device-sync-in-steady-state"
+    bad = {
+        name: SAMPLES / name / "bad.sqlite"
+        for name in ("launch-bound-kernels", "device-sync-in-steady-state")
+    }
+    for name, path in bad.items():
+        text = " ".join(run("lint", path, f"--select={rules}").out.split())
+        unprofiled = name == "launch-bound-kernels"
+        assert ("% of the judged time of the unprofiled run (" in text) == unprofiled
+        assert ("% of the judged time (" in text) != unprofiled
 
 
 def test_text_says_what_was_not_assessed_and_how_to_record_it(run: Run) -> None:
@@ -234,9 +247,9 @@ def test_several_traces_give_a_section_each_and_a_total(run: Run) -> None:
     done = run("lint", BAD, FIXED, BAD, *CORE)
     heads = [line for line in done.out.splitlines() if " · nsys " in line]
     assert [head.split(" · ")[0] for head in heads] == [
-        "bad.sqlite",
-        "fixed.sqlite",
-        "bad.sqlite",
+        "legacy.sqlite",
+        "legacy_fix.sqlite",
+        "legacy.sqlite",
     ]
     assert done.out.splitlines()[-1] == (
         "3 traces: 2 findings (2 high); 6 not assessed"
@@ -327,7 +340,7 @@ def test_output_replaces_an_older_report_and_keeps_links(
     target.write_text("old")
     link.symlink_to(target)
     run("lint", FIXED, "-o", link)
-    assert target.read_text("utf-8").startswith("fixed.sqlite")
+    assert target.read_text("utf-8").startswith("legacy_fix.sqlite")
     assert link.is_symlink()
 
 
@@ -496,7 +509,7 @@ def test_a_terminal_that_knows_only_ascii_gets_escapes() -> None:
     env = dict(os.environ, PYTHONIOENCODING="ascii")
     done = process("lint", BAD, env=env)
     assert (done.code, done.err) == (1, "")
-    assert "bad.sqlite \\xb7 NVIDIA H200" in done.out
+    assert "legacy.sqlite \\xb7 NVIDIA H200" in done.out
 
 
 # Bad input --------------------------------------------------------------------------

@@ -82,12 +82,12 @@ def test_calls_without_any_gpu_row_mute_every_rule(opened: Open) -> None:
 
 
 @pytest.mark.parametrize(
-    ("traced", "reason"),
-    [("false", "CUDA was not traced"), ("true", "no CUDA activity was recorded")],
+    ("recorded", "reason"),
+    [("NvtxEvents", "CUDA was not traced"), ("Cuda", "no CUDA activity was recorded")],
 )
-def test_no_cuda_rows_at_all(traced: str, reason: str, opened: Open) -> None:
+def test_no_cuda_rows_at_all(recorded: str, reason: str, opened: Open) -> None:
     builder = TraceBuilder()
-    builder.option("COLLECT_CUDA_TRACE", traced)
+    builder.option("CAPTURE_EVENT_TYPE", recorded)
     builder.string("")
     unable = no_gpu_work(opened(builder))
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 import pytest
 from tracebuilder import TraceBuilder
 
+from streamlint.changes import Change
 from streamlint.engine import Report, lint
 from streamlint.errors import TraceError
 from streamlint.findings import (
+    RECORDED,
+    UNPROFILED,
     Claim,
     Confidence,
     Cost,
@@ -239,6 +243,27 @@ def test_a_finding_needs_evidence() -> None:
             fix="",
             identity=(),
         )
+
+
+def test_only_savings_of_the_recorded_run_are_added_up(judge: Judge) -> None:
+    def fixable(claim: Claim, basis: str) -> Finding:
+        cost = Cost(claim, 10, 0.5, "by looking", basis)
+        return replace(finding(), cost=cost, change=Change())
+
+    what_if = fixable(Claim.WHAT_IF, RECORDED)
+    others = [
+        fixable(Claim.WHAT_IF, UNPROFILED),
+        fixable(Claim.UPPER_BOUND, RECORDED),
+        replace(what_if, change=None),
+    ]
+
+    report = judge(fake("two", [what_if, what_if, *others]))
+    assert report.model is not None
+    assert (report.model.joint_fixes, report.model.joint_ns) == (2, 0)
+
+    report = judge(fake("one", [what_if, *others]))
+    assert report.model is not None
+    assert report.model.joint_ns is None
 
 
 def test_every_rule_is_announced_before_it_runs(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tracebuilder import TraceBuilder
 
 from streamlint import registry
 from streamlint.errors import StreamlintError, UsageError
-from streamlint.findings import Claim
+from streamlint.findings import UNPROFILED, Claim, Finding
 from streamlint.harness import collect, nsys, runner, score, workloads
 from streamlint.harness.__main__ import main
 from streamlint.harness.nsys import Detail, Nsys
@@ -868,6 +868,63 @@ def test_claims_are_held_to_what_they_say(
 ) -> None:
     wrong = score._wrong(claim, score.Saving(1, predicted), score.Saving(1, measured))
     assert (wrong == "") == right
+
+
+@pytest.mark.parametrize(
+    ("claim", "predicted", "right"),
+    [
+        (Claim.UPPER_BOUND, 0.295, True),
+        (Claim.UPPER_BOUND, 0.285, False),
+        (Claim.LOWER_BOUND, 0.605, True),
+        (Claim.LOWER_BOUND, 0.615, False),
+        (Claim.WHAT_IF, 0.35, False),
+        (Claim.WHAT_IF, 0.45, True),
+    ],
+)
+def test_bounds_may_lie_where_some_run_does(
+    claim: Claim, predicted: float, right: bool
+) -> None:
+    measured = score.Saving(1, 0.5, low=0.3, high=0.6)
+    wrong = score._wrong(claim, score.Saving(1, predicted), measured)
+    assert (wrong == "") == right
+
+
+def test_a_saving_has_the_range_of_its_runs() -> None:
+    def times(stored: float, low: float, high: float) -> dict[str, object]:
+        spread = {"median": stored, "min": low, "max": high}
+        return {"region_us": {"stored": stored, "full": spread, "plain": spread}}
+
+    note = {"bad": times(100, 80, 200), "fixed": times(50, 40, 60)}
+    for keys in (("stored", "full"), ("plain", "plain")):
+        saving = score._measured(note, *keys)
+        assert saving == score.Saving(50, 0.5, low=0.25, high=0.8)
+        assert score._saving(saving) == "0.05 ms, 50.0 % (25.0 to 80.0)"
+    assert score._saving(score.Saving(50, 0.5)) == "0.05 ms, 50.0 %"
+
+
+@pytest.mark.usefixtures("one_rule")
+def test_costs_of_the_unprofiled_run_are_compared_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share = predicted_share(tmp_path)
+    samples = sample_pair(tmp_path, share)
+    note = samples / PAIR / "provenance.json"
+    facts = json.loads(note.read_text())
+    facts["fixed.sqlite"]["region_us"]["stored"] = 100.0
+    note.write_text(json.dumps(facts))
+    (row,) = score.score(samples).rows
+    assert "% below what was saved" in row.problems[0]
+
+    told = score._prediction
+
+    def unprofiled(findings: list[Finding]) -> tuple[object, object, str]:
+        return (*told(findings)[:2], UNPROFILED)
+
+    monkeypatch.setattr(score, "_prediction", unprofiled)
+    (row,) = score.score(samples).rows
+    assert row.problems == ()
+    assert row.ratio == pytest.approx(1)
+    assert score._cells(row)[3].endswith(", not profiled")
 
 
 @pytest.mark.usefixtures("one_rule")

@@ -600,11 +600,23 @@ def test_a_request_beyond_the_limit_of_the_device_is_cut_down(judge: Judge) -> N
     mark(builder, f"l2.props persistMax={16 * MIB}", 5)
     set_aside(builder, 48 * MIB)
     kernels(builder, 100)
-    window(builder, 32 * MIB, 90, 600)
+    window(builder, 64 * MIB, 90, 600)
 
     message = only(judge(l2_setaside_oversubscribed, builder)).message
 
     assert message.endswith("while 16.0 MiB are set aside in L2")
+
+
+def test_a_window_made_for_a_request_that_was_cut_down_is_no_excess(
+    judge: Judge,
+) -> None:
+    builder = program()
+    mark(builder, f"l2.props persistMax={16 * MIB}", 5)
+    set_aside(builder, 48 * MIB)
+    kernels(builder, 100)
+    window(builder, 32 * MIB, 90, 600)
+
+    assert judge(l2_setaside_oversubscribed, builder) == []
 
 
 def test_windows_without_a_set_aside_mark_can_not_be_judged(judge: Judge) -> None:

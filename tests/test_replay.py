@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 from tracebuilder import TraceBuilder
 
 from streamlint.changes import Change
+from streamlint.engine import lint
+from streamlint.findings import Claim
+from streamlint.registry import select
 from streamlint.replay import Edge, Replay, replay_of, span_ns
 from streamlint.replay import schedule as schedule_module
 from streamlint.replay.graph import Graph
@@ -35,19 +38,15 @@ MEASURED = {
     "ctxs": 0.05,
     "ptds": 0.05,
 }
-PAIRS = (
-    "legacy-null-stream-barrier",
-    "device-sync-in-steady-state",
-    "pageable-async-copy",
-)
+PAIRS = {"legacy": "legacy_fix", "devsync": "pinned", "pageable": "pinned"}
 
 
 def _trace(name: str) -> Trace:
     return open_trace(SAMPLES / "extra" / f"{name}.sqlite")
 
 
-def _pair(rule: str, which: str) -> Replay:
-    return replay_of(open_trace(SAMPLES / rule / f"{which}.sqlite"))
+def _replay(name: str) -> Replay:
+    return replay_of(_trace(name))
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -64,30 +63,39 @@ def test_bare_model_is_within_its_limit(name: str) -> None:
     assert abs(replay_of(_trace(name)).error) <= MEASURED[name]
 
 
-@pytest.mark.parametrize("which", ["bad", "fixed"])
-@pytest.mark.parametrize("rule", PAIRS)
-def test_bare_model_is_within_5_percent_on_pairs(rule: str, which: str) -> None:
-    assert abs(_pair(rule, which).error) <= 0.05
+@pytest.mark.parametrize("name", [*PAIRS, *sorted(set(PAIRS.values()))])
+def test_bare_model_is_within_5_percent_on_pairs(name: str) -> None:
+    assert abs(_replay(name).error) <= 0.05
 
 
-def _saved(rule: str) -> int:
-    return span_ns(_pair(rule, "bad").recorded) - span_ns(_pair(rule, "fixed").recorded)
+def _saved(name: str) -> int:
+    fixed = _replay(PAIRS[name])
+    return span_ns(_replay(name).recorded) - span_ns(fixed.recorded)
 
 
 def test_dropping_barriers_predicts_what_the_fix_saved() -> None:
-    replay = _pair(PAIRS[0], "bad")
+    replay = _replay("legacy")
     free = replay.run([Change(drop=replay.constraints(Edge.BARRIER))])
     predicted = span_ns(replay.recorded) - span_ns(free)
-    assert predicted == pytest.approx(_saved(PAIRS[0]), rel=0.10)
+    assert predicted == pytest.approx(_saved("legacy"), rel=0.10)
 
 
 def test_dropping_device_syncs_predicts_what_the_fix_saved() -> None:
-    replay = _pair(PAIRS[1], "bad")
+    replay = _replay("devsync")
     syncs = replay.calls_of(replay.graph.calls.filter(pl.col("kind") == "device sync"))
     assert len(syncs) == 40
     free = replay.run([Change(drop=replay.constraints(Edge.WAIT, calls=syncs))])
     predicted = span_ns(replay.recorded) - span_ns(free)
-    assert predicted == pytest.approx(_saved(PAIRS[1]), rel=0.10)
+    assert predicted == pytest.approx(_saved("devsync"), rel=0.10)
+
+
+def test_pinning_pageable_memory_predicts_what_the_fix_saved() -> None:
+    (judgement,) = lint(
+        _trace("pageable"), select(["pageable-async-copy"], [])
+    ).judgements
+    (finding,) = judgement.findings
+    assert finding.cost.claim is Claim.WHAT_IF
+    assert finding.cost.ns == pytest.approx(_saved("pageable"), rel=0.10)
 
 
 @st.composite
@@ -235,14 +243,14 @@ def test_compiled_and_plain_passes_agree(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_every_constraint_points_back_in_time() -> None:
-    for rule in PAIRS:
-        graph: Graph = _pair(rule, "bad").graph
+    for name in PAIRS:
+        graph: Graph = _replay(name).graph
         assert graph.active.any()
         assert (graph.count[graph.active] > 0).all()
 
 
 def test_region_saving_counts_only_its_operations() -> None:
-    trace = open_trace(SAMPLES / PAIRS[0] / "bad.sqlite")
+    trace = _trace("legacy")
     replay = replay_of(trace)
     (region,) = regions(trace).values()
     assert replay.saving_ns(replay.recorded, region) == 0

@@ -25,6 +25,10 @@ from streamlint.rules.streams.threads_share_legacy_stream import (
     threads_share_legacy_stream,
 )
 from streamlint.rules.sync.busy_poll import busy_poll
+from streamlint.rules.sync.device_sync_in_steady_state import (
+    device_sync_in_steady_state,
+)
+from streamlint.rules.sync.host_sync_drains_gpu import host_sync_drains_gpu
 from streamlint.rules.sync.stream_destroy_with_pending_work import (
     stream_destroy_with_pending_work,
 )
@@ -124,6 +128,27 @@ def test_streams_that_share_queues_cost_what_more_queues_save(judge: Judge) -> N
     assert "16 streams share 8 work queues" in finding.message
 
 
+def test_rounds_issued_far_ahead_cost_what_the_whole_run_loses(judge: Judge) -> None:
+    b, fixed = TraceBuilder(), TraceBuilder()
+    end = independent_streams(b)
+    for number in range(3):
+        b.nvtx(f"round {number}", 999 + 320 * number, 1318 + 320 * number)
+    saved = end - independent_streams(fixed, queues=32)
+    (finding,) = judge(stream_false_dependency, b)
+    # The second round is issued when the first kernels run: all of it is judged.
+    assert finding.cost.ns == pytest.approx(saved * 1000, rel=0.03)
+
+
+def test_streams_of_the_start_up_alone_are_not_counted(judge: Judge) -> None:
+    b = TraceBuilder()
+    b.memset(16, stream=7, start=20, end=21)
+    independent_streams(b)
+    for number in range(3):
+        b.nvtx(f"round {number}", 999 + 320 * number, 1318 + 320 * number)
+    (finding,) = judge(stream_false_dependency, b)
+    assert "16 streams share 8 work queues" in finding.message
+
+
 def test_a_queue_for_each_stream_is_silent(judge: Judge) -> None:
     b = TraceBuilder()
     b.environment("CUDA_DEVICE_MAX_CONNECTIONS", "32")
@@ -170,11 +195,13 @@ def background_and_urgent(
     iterations: int = 10,
     priorities: tuple[int, int] = (0, -5),
     size: dict[str, tuple[int, int, int]] = FULL,
+    early_block: bool = False,
 ) -> float:
     """2 ms of background work an iteration, and a kernel that the host waits for.
 
     Returns when the last one ends. A running kernel is never interrupted, queued
-    ones are overtaken.
+    ones are overtaken. With ``early_block`` a first block of the urgent one gets in
+    after 130 us: it starts then, and ends as soon as without.
     """
     b.stream(13, flag=2, priority=priorities[0])
     b.stream(14, flag=2, priority=priorities[1])
@@ -209,7 +236,7 @@ def background_and_urgent(
         b.kernel(
             "urgent",
             stream=14,
-            start=start,
+            start=min(start, now + 130) if early_block else start,
             end=start + 20,
             issue=(now, now + 4),
             **SMALL,  # type: ignore[arg-type]
@@ -234,8 +261,22 @@ def test_urgent_kernels_behind_long_ones_cost_what_shorter_ones_save(
     assert finding.cost.ns == pytest.approx(saved * 1000, rel=0.1)
     assert finding.severity is Severity.HIGH
     assert finding.where.kernels == ("urgent",)
-    assert "for background" in finding.message
+    assert "by background" in finding.message
     assert judge(priority_without_effect, fixed) == []
+
+
+def test_an_urgent_kernel_that_is_let_in_block_by_block_was_held_up(
+    judge: Judge,
+) -> None:
+    b, fixed = TraceBuilder(), TraceBuilder()
+    end = background_and_urgent(b, 1, early_block=True)
+    saved = end - background_and_urgent(fixed, 10)
+    (finding,) = judge(priority_without_effect, b)
+    assert finding.occurrences == 10
+    assert finding.cost.ns == pytest.approx(saved * 1000, rel=0.1)
+    # From when it was ready to the end of the background kernel.
+    assert "for 1.90 ms (median) by background" in finding.message
+    assert finding.evidence[0].end_ns - finding.evidence[0].start_ns > 1_800_000
 
 
 @pytest.mark.parametrize("priorities", [(0, 0), (-5, 0)])
@@ -405,6 +446,29 @@ def test_processes_that_take_turns_cost_half_of_the_time(judge: Judge) -> None:
     assert finding.where.kernels == ("work",)
 
 
+def test_the_last_process_also_gets_back_what_it_lost_before(judge: Judge) -> None:
+    b = TraceBuilder()
+    # 3 ms against 10 ms of work: the long one is alone from 6 ms on, at 13 ms done.
+    for turn, kernels in enumerate((30, 100)):
+        b.process(200 + turn)
+        with b.at(pid=200 + turn):
+            for i in range(kernels):
+                work = (i * 100.0, i * 100 + 99.0)
+                first, last = (wall(t, turn, 500.0) for t in work)
+                if turn and work[0] >= 3000:
+                    first, last = (t + 3000 for t in work)
+                b.kernel(
+                    "work",
+                    stream=13,
+                    start=1010 + first,
+                    end=1010 + last,
+                    issue=(1000 + 5 * i, 1004 + 5 * i),
+                    **SMALL,  # type: ignore[arg-type]
+                )
+    (finding,) = judge(cross_context_serialization, b)
+    assert finding.cost.ns == pytest.approx(3_000_000, rel=0.05)
+
+
 def test_a_time_slice_that_ends_within_kernels_suspends_them(judge: Judge) -> None:
     b = TraceBuilder()
     two_processes(b, slices=1037.0)
@@ -507,6 +571,38 @@ def test_threads_on_the_legacy_stream_cost_all_but_the_busiest_thread(
     assert "4 threads launch 40 operations" in finding.message
 
 
+def test_the_stream_runs_work_in_the_order_in_which_calls_return(judge: Judge) -> None:
+    b = TraceBuilder()
+    # The first call of each thread begins at once and returns after all others.
+    calls = [(t, 1000.0 + t, 1300.0 + t) for t in range(4)]
+    calls += [
+        (t, 1310 + 40 * i + 5 * t, 1314 + 40 * i + 5 * t)
+        for i in range(9)
+        for t in range(4)
+    ]
+    for t in range(4, 8):
+        calls += [(t, 1010.0 + 5 * i + t, 1012.0 + 5 * i + t) for i in range(10)]
+    free = 0.0
+    for thread, start, end in sorted(calls, key=lambda call: call[2]):
+        free = max(free, end) + 1
+        with b.at(tid=110 + thread):
+            b.kernel(
+                f"work{thread}",
+                stream=7,
+                start=free,
+                end=free + 100,
+                issue=(start, end),
+                **SMALL,  # type: ignore[arg-type]
+            )
+        free += 100
+    for thread in range(8):
+        with b.at(tid=110 + thread):
+            b.sync("cudaStreamSynchronize", stream=7, start=1700 + thread, end=free + 5)
+    (finding,) = judge(threads_share_legacy_stream, b)
+    assert "8 threads launch 80 operations" in finding.message
+    assert finding.cost.ns == pytest.approx(7_000_000, rel=0.03)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -522,6 +618,67 @@ def test_threads_that_lose_nothing_are_silent(
     b = TraceBuilder()
     threads_launch(b, **changes)  # type: ignore[arg-type]
     assert judge(threads_share_legacy_stream, b) == []
+
+
+# host-sync-drains-gpu, device-sync-in-steady-state --------------------------------
+
+
+def reads_each_value(
+    b: TraceBuilder, *, wait: str = "cudaStreamSynchronize", copies: bool = True
+) -> float:
+    """20 iterations: 100 us of GPU work, a value read back, 60 us of host work on it.
+
+    Returns what an iteration takes longer than its GPU work.
+    """
+    now = 1000.0
+    for i in range(20):
+        begun = now
+        b.kernel("step", stream=13, start=now + 6, end=now + 106, issue=(now, now + 4))
+        done, now = now + 106, now + 5
+        if copies:
+            b.memcpy(
+                "DtoH", 4, stream=13, start=done + 6, end=done + 8, issue=(now, now + 3)
+            )
+            done, now = done + 8, now + 4
+        if wait == "cudaDeviceSynchronize":
+            b.kernel(
+                "other", stream=14, start=now + 5, end=done - 1, issue=(now, now + 3)
+            )
+            b.device_sync(now + 4, done + 4)
+        else:
+            b.sync(wait, stream=13, start=now, end=done + 4)
+        now = done + 64
+        b.nvtx(f"iteration {i}", begun - 0.5, now - 1)
+    return now - begun - 100
+
+
+@pytest.mark.parametrize("copies", [True, False])
+def test_waits_cost_all_but_the_work_of_the_gpu(judge: Judge, copies: bool) -> None:
+    b = TraceBuilder()
+    idle = reads_each_value(b, copies=copies)
+    (finding,) = judge(host_sync_drains_gpu, b)
+    assert finding.occurrences == 20
+    assert finding.cost.claim is Claim.UPPER_BOUND
+    # 19 iterations are judged, and the last wait must stay; the copies go as well.
+    assert finding.cost.ns == pytest.approx(18 * idle * 1000, rel=0.02)
+    assert ("copies before them" in finding.cost.method) == copies
+
+
+def test_a_wait_for_the_device_costs_all_but_the_copies(judge: Judge) -> None:
+    b = TraceBuilder()
+    idle = reads_each_value(b, wait="cudaDeviceSynchronize")
+    (finding,) = judge(device_sync_in_steady_state, b)
+    assert finding.cost.claim is Claim.UPPER_BOUND
+    # A copy takes 2 us, and 6 us before and after it.
+    assert finding.cost.ns == pytest.approx(18 * (idle - 14) * 1000, rel=0.02)
+
+
+def test_host_work_after_the_last_wait_is_hidden_too(judge: Judge) -> None:
+    b = TraceBuilder()
+    idle = reads_each_value(b, copies=False)
+    b.kernel("verify", stream=13, start=9_000, end=9_001)
+    (finding,) = judge(host_sync_drains_gpu, b)
+    assert finding.cost.ns == pytest.approx(19 * idle * 1000, rel=0.02)
 
 
 # busy-poll ---------------------------------------------------------------------------

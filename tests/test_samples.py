@@ -20,14 +20,22 @@ from streamlint.trace import open_trace
 from streamlint.trace.tables import CAPTURE_OPTIONS, ENVIRONMENT_VARIABLES
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
-FOLDERS = sorted(path for path in SAMPLES.iterdir() if path.is_dir())
-PAIRS = [path.name for path in FOLDERS if path.name != "extra"]
-TRACES = sorted(SAMPLES.glob("*/*.sqlite"))
-MAX_BYTES = 1_250_000
+TRACES = sorted(SAMPLES.rglob("*.sqlite"))
+FOLDERS = sorted({path.parent for path in TRACES})
+MAX_BYTES = 2_000_000
 
 
 def relative(path: Path) -> str:
     return path.relative_to(SAMPLES).as_posix()
+
+
+PAIRS = [relative(path) for path in FOLDERS if path.name != "extra"]
+"""Folders of a bad and a fixed trace: a rule's name, below it other ways to fail."""
+
+
+def provenance(folder: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((folder / "provenance.json").read_text("utf-8"))
+    return loaded
 
 
 @cache
@@ -41,6 +49,16 @@ def report(name: str) -> Report:
 
 def findings(name: str, rule: str) -> list[Finding]:
     return [found for its, found in report(name).findings if its.name == rule]
+
+
+def check_form(name: str) -> None:
+    """Every finding says what it claims and how to get at the number."""
+    assert report(name).crashed == []
+    for rule, found in report(name).findings:
+        assert found.cost.method, rule.name
+        assert (found.cost.claim is Claim.NONE) == (found.cost.ns is None)
+        assert not found.message.endswith("."), rule.name
+        assert not found.fix.endswith("."), rule.name
 
 
 def alarms(name: str) -> list[tuple[str, int]]:
@@ -60,30 +78,37 @@ def shown(share: float | None) -> float:
 # Pairs ------------------------------------------------------------------------------
 
 
+# Their gain depends on what the kernels need, which a trace does not show.
+INFORM = {"underfilled-serial-kernels"}
+
+
 @pytest.mark.parametrize("name", PAIRS)
 def test_the_rule_fires_on_its_bad_trace(name: str) -> None:
-    assert name in {rule.name for rule in all_rules()}
-    assert report(f"{name}/bad").crashed == []
-    assert name in {rule for rule, _ in alarms(f"{name}/bad")}
+    rule = name.partition("/")[0]
+    assert rule in {rule.name for rule in all_rules()}
+    check_form(f"{name}/bad")
+    if provenance(SAMPLES / name)["bad.sqlite"].get("silent"):
+        assert findings(f"{name}/bad", rule) == []
+    elif rule in INFORM:
+        assert findings(f"{name}/bad", rule)
+    else:
+        assert rule in {rule for rule, _ in alarms(f"{name}/bad")}
 
 
 @pytest.mark.parametrize("name", PAIRS)
 def test_no_rule_fires_on_the_fixed_trace(name: str) -> None:
-    assert report(f"{name}/fixed").crashed == []
+    check_form(f"{name}/fixed")
     assert alarms(f"{name}/fixed") == []
-    assert findings(f"{name}/fixed", name) == []
     assert report(f"{name}/fixed").exit_code(Severity.LOW) == 0
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_the_fault_is_the_only_one_of_its_bad_trace(name: str) -> None:
-    assert {rule for rule, _ in alarms(f"{name}/bad")} == {name}
+# Other captures of this project -----------------------------------------------------
 
 
 def test_the_barrier_costs_what_the_fix_saved() -> None:
-    (found,) = findings("legacy-null-stream-barrier/bad", "legacy-null-stream-barrier")
-    bad = report("legacy-null-stream-barrier/bad").overview.span_ns
-    fixed = report("legacy-null-stream-barrier/fixed").overview.span_ns
+    (found,) = findings("extra/legacy", "legacy-null-stream-barrier")
+    bad = report("extra/legacy").overview.span_ns
+    fixed = report("extra/legacy_fix").overview.span_ns
     assert bad is not None
     assert fixed is not None
     saved = bad - fixed
@@ -92,21 +117,16 @@ def test_the_barrier_costs_what_the_fix_saved() -> None:
 
 
 def test_forty_waits_for_the_device_are_counted() -> None:
-    (found,) = findings(
-        "device-sync-in-steady-state/bad", "device-sync-in-steady-state"
-    )
+    (found,) = findings("extra/devsync", "device-sync-in-steady-state")
     assert found.occurrences == 40
     assert "cudaDeviceSynchronize" in found.message
 
 
 def test_pageable_copies_are_counted_with_the_time_that_they_block() -> None:
-    (found,) = findings("pageable-async-copy/bad", "pageable-async-copy")
+    (found,) = findings("extra/pageable", "pageable-async-copy")
     assert found.occurrences == 80
     assert "47.16 ms" in found.message + found.cost.method
     assert shown(found.cost.share) > 0.8
-
-
-# Other captures of this project -----------------------------------------------------
 
 
 def test_torch_copies_and_waits_are_counted_once() -> None:
@@ -177,6 +197,8 @@ EXPECTED = {
         *(*FAILED, *FAILED),
         *(("busy-poll", n) for n in (736, 738, 748, 1025)),
     ],
+    "extra/devsync": [("device-sync-in-steady-state", 40)],
+    "extra/legacy": [("legacy-null-stream-barrier", 59)],
     # Allocates pinned and device memory in each of 10 iterations, and launches 200
     # kernels of 1 us one by one with the GPU idle 85 % of the time.
     "extra/misc": [
@@ -184,6 +206,7 @@ EXPECTED = {
         ("resource-churn-in-loop", 10),
         ("resource-churn-in-loop", 10),
     ],
+    "extra/pageable": [("pageable-async-copy", 80)],
     # Asks for an L2 window that is too large, to see what the call returns.
     "extra/probe": [("failed-cuda-call", 1)],
     # Feeds batches of 6 MiB from pageable memory; its waits for .item() are hidden
@@ -204,24 +227,22 @@ def test_other_captures_hold_no_false_alarm(name: str) -> None:
         with pytest.raises(TraceError, match="never finished"):
             report(f"extra/{name}")
         return
-    assert report(f"extra/{name}").crashed == []
+    check_form(f"extra/{name}")
     assert alarms(f"extra/{name}") == sorted(EXPECTED.get(f"extra/{name}", []))
 
 
 # Where they come from, and that they tell nothing about anyone ----------------------
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", FOLDERS, ids=relative)
 def test_every_trace_has_a_provenance(folder: Path) -> None:
-    provenance: dict[str, Any] = json.loads(
-        (folder / "provenance.json").read_text("utf-8")
-    )
-    assert set(provenance) == {path.name for path in folder.glob("*.sqlite")}
-    for facts in provenance.values():
+    found = provenance(folder)
+    assert set(found) == {path.name for path in folder.glob("*.sqlite")}
+    for facts in found.values():
         assert facts["shows"]
         assert facts["redacted"] == "by streamlint.trace.redact"
     if folder.name != "extra":
-        assert set(provenance) == {"bad.sqlite", "fixed.sqlite"}
+        assert set(found) == {"bad.sqlite", "fixed.sqlite"}
 
 
 def test_nothing_else_lies_among_the_samples() -> None:
@@ -288,17 +309,3 @@ def test_samples_keep_only_the_settings_that_rules_read(path: Path) -> None:
             assert "/" not in (name or "")
     private = re.compile(r"TARGET_INFO_(SYSTEM|NETWORK|SESSION|NIC)|META_DATA_HOST")
     assert [name for name in kept if private.match(name)] == []
-
-
-# The whole --------------------------------------------------------------------------
-
-
-def test_every_cost_names_its_claim_and_method() -> None:
-    for path in TRACES:
-        if path.name.startswith("aborted_export"):
-            continue
-        for rule, found in report(relative(path).removesuffix(".sqlite")).findings:
-            assert found.cost.method, rule.name
-            assert (found.cost.claim is Claim.NONE) == (found.cost.ns is None)
-            assert not found.message.endswith("."), rule.name
-            assert not found.fix.endswith("."), rule.name

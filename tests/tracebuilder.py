@@ -520,7 +520,10 @@ class TraceBuilder:
             "EXPORT_PARAM_TABLES_TO_EXPORT": "",
             "EXPORT_PARAM_TIMES_TO_EXPORT": "",
         }
-        options = [("CAPTURE_EVENT_TYPE", kind) for kind in ("NvtxEvents", "Cuda")]
+        kinds = ["NvtxEvents", "Cuda"]
+        if "CAPTURE_EVENT_TYPE" in self._options:
+            kinds = [self._options["CAPTURE_EVENT_TYPE"]]
+        options = [("CAPTURE_EVENT_TYPE", kind) for kind in kinds]
         options += [(f"PROCESS_0:{k}", v) for k, v in self._options.items()]
         rows = {
             **self.rows,
