@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 DEMO := sample_traces/legacy-null-stream-barrier/bad.sqlite
 
-.PHONY: help demo test clean
+.PHONY: help demo test browser clean
 .NOTPARALLEL:
 
 help:
@@ -18,7 +18,7 @@ demo: .venv/installed
 	@$(BIN)/streamlint lint $(DEMO) --exit-zero --format json --output demo/legacy.json
 	@echo "The same result as JSON is in demo/legacy.json"
 
-test: .venv/installed-test
+test: .venv/installed-test browser
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -39,6 +39,18 @@ clean:
 	@echo "Installing streamlint and its test tools into .venv ..."
 	@$(PIP) install --editable '.[test]'
 	@touch .venv/installed $@
+
+# The browser tests use a Chrome or Chromium; without one they are skipped, not in CI.
+browser:
+	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+	  command -v $$name >/dev/null && exit 0; done; \
+	as_root=; [ "$$(id -u)" = 0 ] || as_root="sudo -n"; \
+	if command -v apt-get >/dev/null && $$as_root true 2>/dev/null; then \
+	  echo "Installing chromium and chromium-driver for the browser tests ..."; \
+	  $$as_root apt-get -qq update >/dev/null 2>&1; \
+	  $$as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y \
+	    --no-install-recommends chromium chromium-driver >/dev/null 2>&1 && exit 0; fi; \
+	echo "note: no Chrome or Chromium here, and none can be installed"
 
 # pip is the last thing that venv puts there, so a run cut short is made good.
 $(BIN)/pip:
