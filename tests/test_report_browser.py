@@ -151,6 +151,20 @@ def test_the_first_finding_zooms_to_a_barrier(browser: Chrome, legacy: Path) -> 
     no_messages(browser)
 
 
+def test_nothing_of_the_former_view_stays(browser: Chrome, legacy: Path) -> None:
+    open_page(browser, legacy)
+    count = (
+        "const plot = document.getElementById('plot');"
+        "return [plot.querySelectorAll('.shapelayer path').length,"
+        " plot.layout.shapes.length]"
+    )
+    choose(browser)
+    for button in ("savings", "evidence"):
+        settled(browser, browser.find_element(By.ID, button).click)
+        drawn, wanted = browser.execute_script(count)
+        assert drawn == wanted
+
+
 def test_before_and_after_of_legacy_show_a_millisecond(
     browser: Chrome, legacy: Path
 ) -> None:

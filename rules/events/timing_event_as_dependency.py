@@ -19,7 +19,11 @@ from streamlint.where import locate, sites
 MIN_RECORDS = 50
 """Fewer records cost less than the 50 us that a finding is worth."""
 RECORD_NS = 1_000
-"""What an event that keeps time adds to its record and wait (0.9 to 1.4 us, H200)."""
+"""What keeping time adds to an event's record on the host, unrecorded (H200).
+
+0.7 to 0.9 us in rows of records and where launches are the limit, 1.3 to 1.4 us between
+kernels (docs/measurements.md).
+"""
 
 
 @rule(needs=("runtime_calls", "event_records"))
@@ -31,12 +35,14 @@ def timing_event_as_dependency(trace: Trace) -> Outcome:
         times and that only cudaStreamWaitEvent ever waits for.
     Why it costs time
         An event keeps time unless it is created with cudaEventDisableTiming. On an
-        H200 a record of one that does costs the host about 1 us more.
+        H200 a record of one that does costs the host about 1 us more, and the kernel
+        that waits for it in another stream starts 2 us later.
     Evidence
         Events get their ids in the order of their creation until one is destroyed;
         later ones are left out. The cost is 1 us a record in the judged region,
         spent on the host. Where the replay shows that the host was not the limit,
-        it delayed nothing and the finding is for information.
+        it delayed nothing and the finding is for information. The 2 us that each
+        hand-over takes longer on the GPU, where that is the limit, are not counted.
     Exemptions
         Events that the host waits for or queries, events created with flags (which
         the trace doesn't show), processes that were not recorded from their start.
@@ -109,7 +115,7 @@ def _finding(
         Claim.DIRECT,
         RECORD_NS * calls.height,
         region,
-        "1 us of host time a record (0.9 to 1.4 us on an H200, unrecorded)",
+        "1 us of host time a record (0.7 to 1.4 us on an H200, unrecorded)",
     )
     delayed = price_change(
         trace, region, change, Claim.WHAT_IF, "cheaper records", direct=cost

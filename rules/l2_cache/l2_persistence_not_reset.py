@@ -37,9 +37,9 @@ def l2_persistence_not_reset(trace: Trace) -> Outcome:
         with all APIs recorded, it judges by the calls.
     Why it costs time
         Lines that were marked persisting keep their place in the set-aside part of
-        L2 long after they were last used. The hardware demotes them at some time of
-        its own, which a program can't rely on; until then all other data have to do
-        with less cache.
+        L2 long after they were last used. The hardware demotes them in its own time;
+        until then all other data have to do with less cache. On an H200 kernels that
+        took 36 us after a reset took 83 to 89 without, and 45 to 47 after 40 of them.
     Evidence
         At least 5 kernels, or more than 1 ms of them, launched after the last one
         under an l2.window range with persisting accesses, and no l2.reset mark and

@@ -48,10 +48,11 @@ def l2_request_clamped_or_unsupported(trace: Trace) -> Outcome:
         its maximum, either on a GPU that has no set-aside, and calls for a limit or
         a stream attribute that failed.
     Why it costs time
-        A set-aside that is cut down or refused holds less than the hit ratio of the
-        window was made for, and its lines evict each other. A window that was
-        refused is not set at all: the kernels run without it. An H200 refuses both
-        with cudaErrorInvalidValue; a program that doesn't look never knows.
+        A set-aside that is not granted holds less than the hit ratio of the window
+        was made for, and its lines evict each other. Kernels run without a window that
+        was refused. An H200 cuts nothing down: it refuses both with
+        cudaErrorInvalidValue, and the set-aside and the window of before stay in
+        force. A program that doesn't look never knows.
     Evidence
         The program's own marks (docs/l2-marks.md): l2.setaside above persistMax of
         l2.props, kernels under an l2.window above maxWindow. Without marks, calls of
@@ -100,14 +101,14 @@ def l2_request_clamped_or_unsupported(trace: Trace) -> Outcome:
 
 
 def _unmarked(trace: Trace) -> NotAssessed | None:
-    """Without marks and failures: whether a request may have been cut down."""
+    """Without marks and failures: whether a request may not have been granted."""
     if no_set_aside(trace):
         return None
     unable = unseen(trace)
     if unable is None and l2_calls(trace).limits.height:
         return NotAssessed(
             "a limit of the device is set, but a trace does not hold which and how "
-            "large: one that is too large for L2 may be cut down without an error",
+            "large: what was granted for L2 may be less than what was asked for",
             f"mark the program's L2 control (NVTX, {MARKS_PAGE}) and record with "
             "-t cuda,nvtx",
         )

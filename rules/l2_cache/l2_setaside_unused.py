@@ -47,9 +47,9 @@ def l2_setaside_unused(trace: Trace) -> Outcome:
         hold. Without marks, but with all APIs recorded, it judges by the calls.
     Why it costs time
         The reserved part serves persisting accesses only. Without any, all other
-        data have to do with the rest of L2 and miss more often. On an H200 a
-        working set of 16 MiB took 15.9 us a kernel with a set-aside alone and
-        11.8 us with a window.
+        data have to do with the rest of L2 and miss more often. On an H200 kernels
+        that read and write 16 MiB took 16.5 us with a set-aside of 37.5 MiB alone and
+        12 without it or with a window; for 8 MiB it made no difference.
     Evidence
         An l2.setaside mark above 0, kernels launched before the next such mark, no
         persisting l2.window range until then and no successful call that sets a

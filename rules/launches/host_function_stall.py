@@ -35,8 +35,8 @@ def host_function_stall(trace: Trace) -> Outcome:
         before.
     Why it costs time
         A stream runs a host function like any operation: later work waits until it
-        has returned. A host thread has to wake up first: a function of 1000 us held
-        its stream for 1120 us on an H200.
+        has returned. A host thread has to wake up first: on an H200 an empty function
+        added 65 to 76 us to its stream and one of 1000 us added 1095, unrecorded.
     Evidence
         Operations that started more than 20 us later than their stream, their
         launch, events, engines and barriers explain, in the stream that the

@@ -505,6 +505,8 @@
       shapes: shapes(paths), annotations: annotations(), uirevision: "view",
     };
     const config = { displayModeBar: false, scrollZoom: false, doubleClick: false, responsive: false, plotlyServerURL: "", showTips: false, staticPlot: false };
+    // plotly.js 4.1 forgets to take away the former shapes of this layer.
+    for (const path of plot.querySelectorAll(".layer-between .shapelayer path")) path.remove();
     const done = Plotly.react(plot, traces, layout, config);
     describeView();
     plot.dataset.view = `${a} ${b}`;
