@@ -30,10 +30,15 @@ if TYPE_CHECKING:
 EXIT_CLEAN, EXIT_FINDINGS, EXIT_ERROR, EXIT_NOT_ASSESSED = 0, 1, 2, 3
 _PROGRESS_AFTER_S = 2.0
 _FILE_WIDTH = 100
+_SMALL_BYTES = 16 << 20
 _TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep")
 _PLOTLYJS_HELP = (
     "Where a page has plotly.js from: inline (works offline), cdn, or a bundle's file."
 )
+_HtmlOption = Annotated[
+    Path | None,
+    typer.Option("--html", help="Also write a page with a timeline, as `report` does."),
+]
 
 app = typer.Typer(
     name="streamlint",
@@ -144,14 +149,11 @@ def lint(
         bool, typer.Option("--exit-zero", help="Exit with 0 in spite of findings.")
     ] = False,
     color: Annotated[Color, typer.Option(help="Colour the text.")] = Color.AUTO,
-    html: Annotated[
-        Path | None,
-        typer.Option(help="Also write a page with a timeline, as `report` does."),
-    ] = None,
+    html: _HtmlOption = None,
     plotlyjs: Annotated[str, typer.Option(help=_PLOTLYJS_HELP)] = "inline",
 ) -> None:
     """Judge traces by every rule."""
-    with _quick_imports():
+    with _quick_imports(*traces):
         from streamlint.engine import lint as lint_trace
         from streamlint.findings import Severity
         from streamlint.registry import select as select_rules
@@ -325,10 +327,13 @@ def profile(
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="Exit with 0 in spite of findings.")
     ] = False,
+    html: _HtmlOption = None,
 ) -> None:
     """Record a program with nsys, judge the trace, exit with the program's code."""
     from streamlint.harness import nsys
 
+    _not_a_trace("--output", output)
+    _not_a_trace("--html", html)
     detail = nsys.Detail.LIGHT if light else nsys.Detail.FULL
     with nsys.workspace(command, Path.cwd(), _say) as work:
         recording = work.capture(
@@ -336,7 +341,7 @@ def profile(
         )
         failed = nsys.failure(recording)
         try:
-            lint([work.export], output_format, output, exit_zero=exit_zero)
+            lint([work.export], output_format, output, exit_zero=exit_zero, html=html)
         except SystemExit:
             if failed is not None:
                 raise failed from None
@@ -369,6 +374,12 @@ def redact(
     programs: Annotated[
         bool, typer.Option(help="Keep the names of programs and threads.")
     ] = True,
+    names: Annotated[
+        bool,
+        typer.Option(
+            "--names", help="Replace names of kernels, ranges, files and functions too."
+        ),
+    ] = False,
 ) -> None:
     """Copy a trace without what tells about people and machines."""
     from streamlint.trace.convert import REPORT_SUFFIXES, exported
@@ -376,7 +387,7 @@ def redact(
 
     if source.suffix.lower() in REPORT_SUFFIXES and source.is_file():
         source = exported(source)
-    removed = redact_trace(source, target, programs=programs).removed
+    removed = redact_trace(source, target, programs=programs, names=names).removed
     for what, count in removed.items():
         typer.echo(f"removed or rewritten: {count} {what}")
     typer.echo(f"look through {target} before you pass it on")
@@ -401,12 +412,15 @@ def _say(line: str) -> None:
 
 
 @contextmanager
-def _quick_imports() -> Iterator[None]:
+def _quick_imports(*traces: Path) -> Iterator[None]:
     """Saves a tenth of a small lint: imports leave no garbage, BLAS goes unused.
 
     The variable is read as numpy loads; programs that are started later, such as a
-    profiled one, must not see it.
+    profiled one, must not see it. Small traces are judged on one thread: handing
+    their few rows to another costs more than the work.
     """
+    if traces and all(_size(path) < _SMALL_BYTES for path in traces):
+        os.environ.setdefault("POLARS_MAX_THREADS", "1")
     variable = "OPENBLAS_NUM_THREADS"
     ours = variable not in os.environ
     os.environ.setdefault(variable, "1")
@@ -418,6 +432,13 @@ def _quick_imports() -> Iterator[None]:
         gc.enable()
         if ours:
             del os.environ[variable]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0  # the reader says what is wrong with it
 
 
 @contextmanager

@@ -29,8 +29,8 @@ RETURN_NS = 1_000_000
 """The same for calls: the host part after a copy takes up to a millisecond."""
 WAIT_BASE_NS = 2_500
 """A wait with nothing to wait for (measured 0.4 to 3.8 us, H200)."""
-STAGED_BYTES = 1 << 20
-"""Pageable HtoD copies up to this size return once staged (probes, H200)."""
+STAGED_BYTES = 2 << 20
+"""Pageable HtoD copies up to this size return once staged; 4 MiB wait (H200)."""
 HANDOFF_NS = 50_000
 """A thread silent for this long may have been waiting for another one."""
 HANDOFF_SHARE = 0.25
