@@ -701,6 +701,19 @@ def test_profile_keeps_the_report_and_the_exit_code(fake: Path) -> None:
     assert "--cuda-graph-trace=graph" in logged(fake, "profile")[1]
 
 
+def test_profile_writes_a_page(fake: Path) -> None:
+    (fake / "work").mkdir()
+    command = ["--", *python("print('hello')")]
+    done = streamlint("profile", "--html", "a.html", *command, cwd=fake / "work")
+    assert done.returncode == 0, done.stderr
+    assert "rules" in done.stdout
+    assert [path.name for path in (fake / "work").iterdir()] == ["a.html"]
+    assert "<html" in (fake / "work/a.html").read_text(encoding="utf-8")
+    done = streamlint("profile", "--html", "a.sqlite", *command, cwd=fake / "work")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "error: --html names a trace, a.sqlite" in done.stderr
+
+
 def test_profile_keeps_raw_data_that_could_not_be_imported(
     fake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -378,6 +378,135 @@ def test_an_unfinished_export_can_be_redacted(tmp_path: Path) -> None:
         open_trace(tmp_path / "copy.sqlite")
 
 
+# Names ----------------------------------------------------------------------------
+
+
+def counts(path: Path) -> list[tuple[object, ...]]:
+    """What every finding says apart from names."""
+    trace = open_trace(path)
+    report = lint(trace, all_rules())
+    assert not report.crashed
+    trace.close()
+    return sorted(
+        (
+            *(rule.name, finding.severity, finding.cost, finding.occurrences),
+            *(finding.where.pid, finding.where.streams, finding.where.threads),
+            sorted(frame.line or -1 for frame in finding.where.source),
+        )
+        for rule, finding in report.findings
+    )
+
+
+def names_in(path: Path) -> set[str]:
+    """Names of kernels, ranges, files and functions that can't be there by chance."""
+    strings = "SELECT value FROM StringIds JOIN"
+    queries = {
+        "CUPTI_ACTIVITY_KIND_KERNEL": f"{strings} CUPTI_ACTIVITY_KIND_KERNEL k "
+        "ON StringIds.id IN (k.shortName, k.demangledName)",
+        "CUDA_CALLCHAINS": f"{strings} CUDA_CALLCHAINS c "
+        "ON StringIds.id IN (c.symbol, c.module)",
+        "NVTX_EVENTS": "SELECT text FROM NVTX_EVENTS WHERE eventType != 75",
+        "StringIds": "SELECT value FROM StringIds WHERE value LIKE '%.py'",
+    }
+    found: set[str] = set()
+    with closing(sqlite3.connect(path)) as db:
+        tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        for table, query in queries.items():
+            if table in tables:
+                found |= {text for (text,) in db.execute(query) if text}
+        calls = "SELECT value FROM StringIds JOIN CUPTI_ACTIVITY_KIND_RUNTIME "
+        kept = {v for (v,) in db.execute(calls + "ON StringIds.id = nameId")}
+    return {
+        name
+        for name in found - {"0x0", "&lt;module&gt;", "<module>"}
+        if not any(name in call for call in kept)
+        and not name.startswith(("python3", "l2."))
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("extra/torchbt", "extra/misc", "extra/torch", "extra/jax_lossy_capture"),
+        *("pageable-async-copy/torch/bad", "busy-poll/bad", "pdl-candidate/bad"),
+        *("l2-setaside-oversubscribed/bad", "host-sync-drains-gpu/bad"),
+        *("lazy-module-load-in-hot-path/bad",),
+    ],
+)
+def test_a_copy_without_names_lints_the_same(name: str, tmp_path: Path) -> None:
+    source = SAMPLES / f"{name}.sqlite"
+    target = tmp_path / "copy.sqlite"
+    assert redact(source, target, names=True).removed["names"] > 0
+    assert counts(source) == counts(target)
+    content = target.read_bytes()
+    words = names_in(source)
+    assert words
+    assert {w for w in words if len(w) > 4 and w.encode() in content} == set()
+
+
+def test_a_name_has_one_replacement(tmp_path: Path) -> None:
+    builder = TraceBuilder(process="/x/myapplication")
+    builder.thread("myapplication")
+    with builder.at(tid=102):
+        builder.thread("CUPTI worker thread")
+    with builder.at(tid=103):
+        builder.thread("loader")
+    for i, name in enumerate(("mine<int>", "mine<float>", "other", "mine<int>")):
+        builder.kernel(name, stream=7, start=20 + i, end=20.5 + i)
+    for i, text in enumerate(("step 7", "step 8", "eval 7", "a3b4", "step 7")):
+        builder.nvtx(text, i, i + 1, registered=i == 4)
+    builder.nvtx("l2.reset", 8, 9)
+    builder.nvtx("l2.reset", 9, domain="streamlint", mark=True)
+    builder.nvtx("mine", 10, 11, domain="mylib")
+    builder.nvtx("ncclAllReduce", 12, 13, domain="NCCL")
+    call = builder.call("cudaStreamSynchronize", 40, 5)
+    frames = [
+        *(("load", "/x/train.py", 3), ("go", "/x/site-packages/torch/a.py", 4)),
+        *(("other", "/x/train.py", 5), ("<module>", "<string>", 1)),
+    ]
+    native = [
+        ("cudaStreamSynchronize", "/opt/lib/libcudart.so.13"),
+        ("go", "/x/myapplication"),
+    ]
+    builder.backtrace(call, frames, native=native)
+    source = builder.write(tmp_path / "source.sqlite")
+    redact(source, tmp_path / "copy.sqlite", names=True)
+    trace = open_trace(tmp_path / "copy.sqlite")
+    before = open_trace(source)
+    known = dict(zip(before.kernels["name"], trace.kernels["name"], strict=True))
+    assert list(known.values()) == [f"kernel_{i + 1}" for i in range(len(known))]
+    assert trace.kernels["name"].to_list() == [known[n] for n in before.kernels["name"]]
+    full = trace.kernels["full_name"]
+    assert full.n_unique() == before.kernels["full_name"].n_unique()
+    ranges = trace.nvtx_ranges.sort("start_ns")
+    assert ranges["text"].to_list() == [
+        *("range_a 7", "range_a 8", "range_b 7", "range_c 3 4", "range_a 7"),
+        *("range_d 2", "l2.reset", "range_e", "range_f"),
+    ]
+    assert ranges["domain"].to_list()[-3:] == ["streamlint", "domain_1", "NCCL"]
+    (stack,) = trace.python_stacks(trace.runtime_calls).values()
+    named = [(trace.string(f), trace.string(file), n) for f, file, n in stack]
+    (chain,) = trace.native_stacks([0]).values()
+    program = trace.processes["name"][0]
+    threads = trace.threads.sort("tid")["name"].to_list()
+    assert threads == [program, "CUPTI worker thread", "thread_1"]
+    assert chain[1][1] == program
+    files = dict.fromkeys(file for _, file, _ in named)
+    assert len(files) == 3
+    assert named[0][1] == named[2][1]
+    assert [line for *_, line in named] == [3, 4, 5, 1]
+    assert named[0][1].startswith("file_")
+    assert named[0][1].endswith(".py")
+    assert named[1][1].startswith("site-packages/file_")
+    assert named[3][0] == "<module>"
+    assert named[3][1].startswith("<file_")
+    assert named[1][0] == chain[1][0]
+    assert chain[0][1].startswith("/usr/lib/file_")
+    assert trace.runtime_calls["name"].unique().to_list() == (
+        before.runtime_calls["name"].unique().to_list()
+    )
+
+
 # The samples ----------------------------------------------------------------------
 
 ALLOWED_TABLES = {source for table in TABLES.values() for source in table.sources}

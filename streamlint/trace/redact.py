@@ -18,6 +18,7 @@ from pathlib import Path
 
 from streamlint.errors import TraceError
 from streamlint.trace.reader import ExportFile
+from streamlint.trace.rename import DOMAIN, OWN, OWN_DOMAIN, RANGE, Names
 from streamlint.trace.stacks import (
     Frame,
     decode_blob,
@@ -28,6 +29,7 @@ from streamlint.trace.stacks import (
 from streamlint.trace.tables import (
     CAPTURE_OPTIONS,
     ENVIRONMENT_VARIABLES,
+    NVTX_DOMAIN,
     TABLES,
     Kind,
 )
@@ -96,11 +98,15 @@ class Redaction:
     removed: dict[str, int]
 
 
-def redact(source: Path, target: Path, *, programs: bool = True) -> Redaction:
+def redact(
+    source: Path, target: Path, *, programs: bool = True, names: bool = False
+) -> Redaction:
     """Write a copy of the export ``source`` without private data to ``target``.
 
     ``target`` must not exist. ``programs=False`` leaves out the names of programs
-    and threads as well. Raises `TraceError` if ``source`` is no nsys export.
+    and threads as well; ``names=True`` replaces those of kernels, NVTX ranges, files
+    and functions by numbered ones, each the same everywhere. Raises `TraceError` if
+    ``source`` is no nsys export.
     """
     file = ExportFile(source, complete=False)
     try:
@@ -109,7 +115,7 @@ def redact(source: Path, target: Path, *, programs: bool = True) -> Redaction:
             with closing(sqlite3.connect(target, uri=True, isolation_level=None)) as db:
                 small = source.stat().st_size < _SMALL_FILE
                 db.execute(f"PRAGMA page_size={1024 if small else 4096}")
-                return _Copy(db, file, programs=programs).run()
+                return _Copy(db, file, programs=programs, names=names).run()
         except BaseException as error:
             target.unlink(missing_ok=True)
             if isinstance(error, (sqlite3.Error, UnicodeDecodeError, OverflowError)):
@@ -140,7 +146,12 @@ class _Copy:
     """One run: fills an empty database from an export."""
 
     def __init__(
-        self, db: sqlite3.Connection, file: ExportFile, *, programs: bool
+        self,
+        db: sqlite3.Connection,
+        file: ExportFile,
+        *,
+        programs: bool,
+        names: bool,
     ) -> None:
         self._db = db
         self._programs = programs
@@ -165,6 +176,7 @@ class _Copy:
         for name, function in functions.items():
             db.create_function(name, 1, function)
         db.create_function("clean_blob", 2, self._blob)
+        self._names = self._renaming() if names else None
 
     def run(self) -> Redaction:
         """Copy everything that may stay."""
@@ -221,12 +233,19 @@ class _Copy:
     def _copy_rows(self, table: str) -> None:
         columns = self._columns(table)
         kinds = _KINDS.get(table, {})
+        renaming = self._renamed_columns(table, {name for name, *_ in columns})
         chosen, blanked = [], []
         for name, declared, not_null, _ in columns:
             kind = kinds.get(name)
             texts = kind is Kind.TEXT or kind is Kind.BLOB
             empty = "NULL" if not not_null else "''" if declared == "TEXT" else "0"
-            chosen.append(_expression(table, name, declared, kind, empty))
+            renamed = renaming.get((table, name))
+            chosen.append(
+                f"CASE typeof({_quoted(name)}) WHEN '{renamed[0]}' "
+                f"THEN {renamed[1]} ELSE {empty} END"
+                if renamed
+                else _expression(table, name, declared, kind, empty)
+            )
             if name in _ADDRESSES or (declared in ("TEXT", "BLOB") and not texts):
                 blanked.append(_quoted(name))
         where = self._condition(table, {name for name, *_ in columns})
@@ -338,9 +357,80 @@ class _Copy:
             if key in wanted and isinstance(value, str)
         ]
         self._removed["strings"] += len(rows) - len(kept)
+        if self._names is not None:
+            kept += self._names.strings
+            self._removed["names"] += self._names.count
         self._db.executemany(
             "INSERT INTO main.StringIds (id, value) VALUES (?, ?)", kept
         )
+
+    # Names --------------------------------------------------------------------
+
+    def _renaming(self) -> Names:
+        """Replacements for the names of the source, and SQL functions for them."""
+        texts: dict[int, str] = {}
+        if "StringIds" in self._stored:
+            rows = self._db.execute("SELECT id, value FROM source.StringIds")
+            texts = {key: self._clean(v) for key, v in rows if isinstance(v, str)}
+        programs: set[str] = set()
+        if "PROCESSES" in self._stored:
+            rows = self._db.execute("SELECT name FROM source.PROCESSES")
+            programs = {self._clean(_base(str(name))) for (name,) in rows if name}
+        names = Names(texts, programs)
+        for name, arguments, function in (
+            ("kernel_key", 1, names.kernel_key),
+            ("full_kernel_key", 2, names.full_kernel_key),
+            ("function_key", 1, names.function_key),
+            ("file_key", 1, names.file_key),
+            ("thread_key", 1, names.thread_key),
+            ("nvtx_key", 2, names.nvtx_key),
+            ("nvtx_text", 2, self._nvtx_text),
+        ):
+            self._db.create_function(name, arguments, function)
+        return names
+
+    def _renamed_columns(
+        self, table: str, columns: set[str]
+    ) -> dict[tuple[str, str], tuple[str, str]]:
+        """Type and SQL of the columns with names, by table and column."""
+        if self._names is None:
+            return {}
+        kernels, stacks = "CUPTI_ACTIVITY_KIND_KERNEL", "CUDA_CALLCHAINS"
+        short = "shortName" if "shortName" in columns else "-1"
+        kind = self._nvtx_kind(columns) if table == "NVTX_EVENTS" else ""
+        return {
+            (kernels, "shortName"): ("integer", "kernel_key(shortName)"),
+            (kernels, "demangledName"): (
+                "integer",
+                f"full_kernel_key({short}, demangledName)",
+            ),
+            (stacks, "symbol"): ("integer", "function_key(symbol)"),
+            (stacks, "module"): ("integer", "file_key(module)"),
+            ("ThreadNames", "nameId"): ("integer", "thread_key(nameId)"),
+            ("NVTX_EVENTS", "text"): (
+                "text",
+                f"nvtx_text(CAST(text AS BLOB), {kind})",
+            ),
+            ("NVTX_EVENTS", "textId"): ("integer", f"nvtx_key(textId, {kind})"),
+        }
+
+    def _nvtx_kind(self, columns: set[str]) -> str:
+        """SQL for what the text of a row of NVTX is: RANGE, OWN or DOMAIN."""
+        if "eventType" not in columns:
+            return f"'{RANGE}'"
+        kinds = f"WHEN eventType = {NVTX_DOMAIN} THEN '{DOMAIN}'"
+        if {"globalTid", "domainId"} <= columns:
+            pid = _PID_OF.format("globalTid")
+            texts = ["text"] if "text" in columns else []
+            if "textId" in columns and "StringIds" in self._stored:
+                texts += ["(SELECT value FROM source.StringIds WHERE id = textId)"]
+            own = (
+                f"SELECT {pid}, domainId FROM source.NVTX_EVENTS "
+                f"WHERE eventType = {NVTX_DOMAIN} "
+                f"AND '{OWN_DOMAIN}' IN ({', '.join(texts)})"
+            )
+            kinds += f" WHEN ({pid}, domainId) IN ({own}) THEN '{OWN}'"
+        return f"CASE {kinds} ELSE '{RANGE}' END"
 
     def _people(self) -> set[str]:
         """Names of users and hosts, and of programs if they must go."""
@@ -378,7 +468,16 @@ class _Copy:
         if not self._programs:
             self._removed["programs"] += 1
             return None
-        return self._counted(raw, lambda text: self._clean(_base(text)))
+
+        def change(text: str) -> str:
+            program = self._clean(_base(text))
+            return program if self._names is None else self._names.file(program)
+
+        return self._counted(raw, change)
+
+    def _nvtx_text(self, raw: bytes, kind: str) -> str:
+        assert self._names is not None
+        return self._names.nvtx(self._text(raw), kind)
 
     def _message(self, raw: bytes) -> str:
         def hidden(word: re.Match[str]) -> str:
@@ -395,7 +494,7 @@ class _Copy:
 
     def _json(self, raw: bytes) -> str | None:
         frames = decode_json(raw.decode("utf-8", "replace"))
-        self._keep(frames)
+        frames = self._kept(frames)
         return encode_json(frames) if frames else None
 
     def _blob(self, text: bytes | None, blob: bytes) -> bytes | None:
@@ -404,12 +503,18 @@ class _Copy:
         if text and decode_json(text.decode("utf-8", "replace")):
             return None
         frames = decode_blob(blob)
-        self._keep(frames)
+        frames = self._kept(frames)
         return encode_blob(frames) if frames else None
 
-    def _keep(self, frames: list[Frame]) -> None:
+    def _kept(self, frames: list[Frame]) -> list[Frame]:
+        if (names := self._names) is not None:
+            return [
+                (names.function_key(function), names.file_key(file), line)
+                for function, file, line in frames
+            ]
         for function, file, _ in frames:
             self._strings |= {function, file}
+        return frames
 
 
 _PID_OF = "({} >> 24 & 16777215)"
