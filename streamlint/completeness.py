@@ -127,6 +127,8 @@ def _lost_work(trace: Trace) -> list[Defect]:
     """Launches that succeeded and left no row of GPU work."""
     calls = trace.launches.filter(pl.col("return_value") == 0)
     alone = calls.join(trace.gpu_ops, on=["pid", "correlation_id"], how="anti")
+    if alone.height < MIN_LOST:
+        return []
     alone = alone.filter(~_during_capture(trace, alone))
     is_graph = pl.col("kind") == "graph launch"
     found: list[Defect] = []
@@ -172,6 +174,8 @@ def _during_capture(trace: Trace, calls: pl.DataFrame) -> pl.Series:
 
 def _lost_calls(trace: Trace) -> list[Defect]:
     """GPU work, not of graph nodes, without the call that issued it."""
+    if trace.gpu_ops["issue_ns"].null_count() < MIN_LOST:
+        return []
     ops = trace.gpu_ops.filter(pl.col("graph_node_id").is_null())
     alone = ops.filter(pl.col("issue_ns").is_null())
     if not _matters(alone.height, ops.height):
@@ -242,9 +246,9 @@ def _holes(trace: Trace) -> list[Defect]:
                 "record a shorter run, or with a current nsys",
             )
         ]
-    l2_calls = calls.filter(pl.col("kind").is_in(L2_CALLS))
-    if not missing or not l2_calls.height or l2_marks(trace).any:
+    if not missing or trace.call_kinds.isdisjoint(L2_CALLS) or l2_marks(trace).any:
         return []
+    l2_calls = calls.filter(pl.col("kind").is_in(L2_CALLS))
     # Skipping is the default; it hides something only from who uses the L2 limit.
     return [
         Defect(
@@ -261,27 +265,21 @@ def _holes(trace: Trace) -> list[Defect]:
 
 def _unrecorded_calls(trace: Trace) -> int:
     key = ["pid", "correlation_id"]
-    seen = (
-        pl.concat(
-            [
-                frame.select(key)
-                for frame in (trace.runtime_calls, trace.gpu_ops, trace.event_records)
-            ]
-        )
-        .filter(pl.col("correlation_id") > 0)
-        .unique()
-    )
-    queries = trace.queries.group_by("pid").len()
-    named = trace.runtime_calls.filter(pl.col("kind") == "query")
+    frames = (trace.runtime_calls, trace.gpu_ops, trace.event_records)
+    rows = pl.concat([frame[key] for frame in frames])
+    seen = rows.filter(pl.col("correlation_id") > 0)
+    queries = dict(trace.queries["pid"].value_counts().iter_rows())
+    named: dict[int, int] = {}
+    if "query" in trace.call_kinds:
+        polls = trace.runtime_calls.filter(pl.col("kind") == "query")
+        named = dict(polls["pid"].value_counts().iter_rows())
     missing = 0
-    for (pid,), here in seen.group_by("pid", maintain_order=True):
-        ids = column(here.sort("correlation_id"), "correlation_id")
-        holes = np.diff(ids) - 1
+    for (pid,), here in seen.partition_by("pid", as_dict=True).items():
+        holes = np.diff(here["correlation_id"].unique().sort().to_numpy()) - 1
         start_up = np.flatnonzero(holes >= START_UP_HOLE)
         if len(start_up):
             holes[start_up[0]] = max(0, int(holes[start_up[0]]) - START_UP_IDS)
-        polled = int(queries.filter(pl.col("pid") == pid)["len"].sum())
-        polled -= named.filter(pl.col("pid") == pid).height
+        polled = queries.get(pid, 0) - named.get(pid, 0)
         missing += max(0, int(holes.sum()) - max(0, polled))
     return missing
 
@@ -291,11 +289,15 @@ def _unrecorded_calls(trace: Trace) -> int:
 
 def _overhead(trace: Trace) -> list[Defect]:
     """Judged time that the profiler took in threads that use CUDA."""
-    threads = trace.runtime_calls.select("pid", "tid").unique()
-    rows = trace.profiler_overhead.join(threads, on=["pid", "tid"], how="semi")
+    rows = trace.profiler_overhead
+    judged = regions(trace)
+    if not rows.height:
+        return []
+    threads = trace.runtime_calls["pid", "tid"].unique()
+    rows = rows.join(threads, on=["pid", "tid"], how="semi")
     worst: tuple[float, int, Region] | None = None
     parts: list[pl.DataFrame] = []
-    for pid, region in regions(trace).items():
+    for pid, region in judged.items():
         here = rows.filter(
             (pl.col("pid") == pid)
             & (pl.col("start_ns") < region.end_ns)
@@ -324,7 +326,7 @@ def _overhead(trace: Trace) -> list[Defect]:
             "warm up all threads before the part to judge, and record more of it"
             + (
                 "; flush later with --flush-on-cudaprofilerstop=false"
-                if trace.diagnostics["text"].str.contains(_RANGE).any()
+                if _messages(trace)[_RANGE]
                 else ""
             ),
             tuple(
@@ -344,7 +346,8 @@ def _inflated_launches(trace: Trace) -> list[Defect]:
     30 to 40, updates 30 to 80. As whole graphs: launches 5 to 6, updates 1.7 to 2.4.
     """
     found: list[Defect] = []
-    graphs = trace.launches.filter(pl.col("kind") == "graph launch")
+    launches = trace.launches
+    graphs = launches.filter(pl.col("kind") == "graph launch")
     if trace.capture.graph_mode == "node" and graphs.height >= MIN_LOST:
         found.append(
             Defect(
@@ -357,9 +360,8 @@ def _inflated_launches(trace: Trace) -> list[Defect]:
                 _places(graphs, "{} traced by node", "name"),
             )
         )
-    launches = trace.launches
-    stacks = launches.filter(pl.col("callchain_id").is_not_null())
-    if _matters(stacks.height, launches.height):
+    if _matters(launches["callchain_id"].count(), launches.height):
+        stacks = launches.filter(pl.col("callchain_id").is_not_null())
         found.append(
             Defect(
                 "call stacks of launches",
@@ -434,17 +436,35 @@ _INCOMPLETE = r"^Not all CUDA events might have been collected"
 _RANGE = r"^Profiling started due to "
 
 
+def _messages(trace: Trace) -> dict[str, int]:
+    """How many messages of the profiler match each pattern."""
+    return trace.derived(_count_messages)
+
+
+def _count_messages(trace: Trace) -> dict[str, int]:
+    patterns = [*(m.pattern for m in _MESSAGES), _INCOMPLETE, _RANGE]
+    texts = trace.diagnostics.select("text")
+    if not texts.height:
+        return dict.fromkeys(patterns, 0)
+    counts = texts.select(
+        pl.col("text").str.contains(pattern).sum().alias(pattern)
+        for pattern in patterns
+    )
+    return counts.row(0, named=True)
+
+
 def _told(trace: Trace) -> list[Defect]:
     """Losses that the profiler reported."""
-    texts = trace.diagnostics["text"].drop_nulls()
+    messages = _messages(trace)
+    texts = trace.diagnostics["text"]
     found = [
         Defect(m.kind, count, m.words, m.recapture, confidence=m.confidence)
         for m in _MESSAGES
-        if (count := _count(texts, m.pattern))
+        if messages[m.pattern] and (count := _count(texts, m.pattern))
     ]
-    incomplete = int(texts.str.contains(_INCOMPLETE).sum())
+    incomplete = messages[_INCOMPLETE]
     # It says so at every planned stop of a range, too.
-    if incomplete and not found and not texts.str.contains(_RANGE).any():
+    if incomplete and not found and not messages[_RANGE]:
         found.append(
             Defect(
                 "events perhaps lost",
@@ -467,7 +487,7 @@ def _count(texts: pl.Series, pattern: str) -> int:
 def _partial(trace: Trace) -> list[Defect]:
     """Recordings and exports of a part of the program."""
     found: list[Defect] = []
-    ranges = int(trace.diagnostics["text"].drop_nulls().str.contains(_RANGE).sum())
+    ranges = _messages(trace)[_RANGE]
     first = trace.runtime_calls.group_by("pid").agg(pl.col("correlation_id").min())
     late = first.filter(pl.col("correlation_id") > FIRST_ID).height
     if ranges or late:

@@ -22,7 +22,7 @@ users.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -45,6 +45,23 @@ _MAX_TEXT = 400
 _PAIRS = r"(?: [A-Za-z0-9]+=[A-Za-z0-9.+-]*)*"
 _NAMES = r"l2\.(?:props|setaside|window|reset)"
 _NEVER = np.iinfo(np.int64).max
+
+
+def _schema(*integers: str, **others: type[pl.DataType]) -> dict[str, Any]:
+    return {**dict.fromkeys(integers, pl.Int64), **others}
+
+
+_PROPERTIES = _schema(
+    *("pid", "start_ns", "l2_bytes", "max_set_aside_bytes", "max_window_bytes")
+)
+_SET_ASIDES = _schema("pid", "start_ns", "end_ns", "bytes", "requested_bytes")
+_WINDOWS = _schema(
+    *("window", "pid", "tid", "start_ns", "end_ns", "base", "bytes"),
+    hit_ratio=pl.Float64,
+    hit_property=pl.String,
+    miss_property=pl.String,
+)
+_RESETS = _schema("pid", "tid", "start_ns")
 
 
 class L2Marks(NamedTuple):
@@ -137,6 +154,13 @@ class L2Calls(NamedTuple):
 
 def l2_calls(trace: Trace) -> L2Calls:
     """The calls of this trace that may control L2."""
+    return trace.derived(_l2_calls)
+
+
+def _l2_calls(trace: Trace) -> L2Calls:
+    if trace.call_kinds.isdisjoint(L2_CALLS):
+        none = trace.runtime_calls.clear()
+        return L2Calls(none, none, none, none)
     calls = trace.runtime_calls.filter(
         pl.col("kind").is_in(L2_CALLS) & ~pl.col("nested")
     )
@@ -205,8 +229,26 @@ def _counted(calls: int) -> str:
     return f"{calls} call{'s' if calls > 1 else ''}"
 
 
+def _no_marks(trace: Trace) -> L2Marks:
+    """What a trace without any marks says."""
+    whole = dict.fromkeys(
+        ("set_aside_bytes", "requested_bytes", "window"), pl.lit(None, dtype=pl.Int64)
+    )
+    return L2Marks(
+        properties=pl.DataFrame(schema=_PROPERTIES),
+        set_asides=pl.DataFrame(schema=_SET_ASIDES),
+        windows=pl.DataFrame(schema=_WINDOWS),
+        resets=pl.DataFrame(schema=_RESETS),
+        kernels=trace.gpu_ops.clear().with_columns(**whole),
+        unreadable=0,
+    )
+
+
 def _l2_marks(trace: Trace) -> L2Marks:
-    events = trace.nvtx_ranges.filter(
+    ranges = trace.nvtx_ranges
+    if not (ranges["domain"] == DOMAIN).any():
+        return _no_marks(trace)
+    events = ranges.filter(
         pl.col("domain").eq_missing(pl.lit(DOMAIN))
         & pl.col("text").str.starts_with("l2.")
     )

@@ -29,18 +29,17 @@ class Overview(NamedTuple):
 def overview(trace: Trace) -> Overview:
     """Count and measure ``trace``."""
     ops = trace.gpu_ops
-    kinds = dict(ops.group_by("kind").len().iter_rows())
-    bounds = ops.select(first="start_ns", last="end_ns")
-    first, last = bounds["first"].min(), bounds["last"].max()
+    kinds = dict(ops["kind"].value_counts().iter_rows())
+    first, last = ops["start_ns"].min(), ops["end_ns"].max()
     used = set(ops["gpu_id"].drop_nulls().unique()) if ops.height else set()
     gpus = [
         (gpu_id, name or "unnamed GPU")
-        for gpu_id, name in trace.gpus.select("gpu_id", "name").iter_rows()
+        for gpu_id, name in trace.gpus["gpu_id", "name"].iter_rows()
     ]
     span = last - first if isinstance(first, int) and isinstance(last, int) else None
     return Overview(
         gpus=tuple(name for gpu_id, name in gpus if not used or gpu_id in used),
-        processes=tuple(trace.processes.select("pid", "name").iter_rows()),
+        processes=tuple(trace.processes["pid", "name"].iter_rows()),
         span_ns=span,
         kernels=int(kinds.get("kernel", 0)),
         memcpys=int(kinds.get("memcpy", 0)),

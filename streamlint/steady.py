@@ -22,6 +22,12 @@ MIN_ITERATION_WORK = 0.5
 MAX_STARTUP_SHARE = 0.25
 """A start-up longer than this part of the run is left out."""
 _MAX_CANDIDATES = 20
+_GROUP_SCHEMA = {
+    "pid": pl.Int64,
+    "group": pl.String,
+    "start_ns": pl.Int64,
+    "end_ns": pl.Int64,
+}
 
 
 class Region(NamedTuple):
@@ -52,7 +58,7 @@ def regions(trace: Trace) -> dict[int, Region]:
 def _regions(trace: Trace) -> dict[int, Region]:
     iterations = _iteration_groups(trace)
     found: dict[int, Region] = {}
-    for (pid,), ops in trace.gpu_ops.group_by("pid", maintain_order=True):
+    for (pid,), ops in trace.gpu_ops.partition_by("pid", as_dict=True).items():
         assert isinstance(pid, int)
         by_range = _by_iterations(iterations, ops, pid)
         found[pid] = by_range or _by_repetition(ops, pid)
@@ -62,11 +68,11 @@ def _regions(trace: Trace) -> dict[int, Region]:
 def _iteration_groups(trace: Trace) -> pl.DataFrame:
     """NVTX ranges that could be iterations: pid, group, start_ns, end_ns."""
     key = ["pid", "tid", "domain", "group"]
+    if trace.nvtx_ranges["mark"].all():
+        return pl.DataFrame(schema=_GROUP_SCHEMA)
     ranges = trace.nvtx_ranges.filter(~pl.col("mark")).with_columns(
         pl.col("text").str.replace_all(r"\d+", "#").alias("group")
     )
-    if not ranges.height:
-        return ranges.select("pid", "group", "start_ns", "end_ns")
     alone = (
         ranges.sort("start_ns")
         .with_columns(pl.col("end_ns").shift(1).over(key).alias("before_ns"))
@@ -84,6 +90,8 @@ def _iteration_groups(trace: Trace) -> pl.DataFrame:
 
 
 def _by_iterations(groups: pl.DataFrame, ops: pl.DataFrame, pid: int) -> Region | None:
+    if not groups.height:
+        return None
     issued = ops["issue_ns"].drop_nulls().sort().to_numpy()
     if not len(issued):
         return None
@@ -110,14 +118,10 @@ def _by_iterations(groups: pl.DataFrame, ops: pl.DataFrame, pid: int) -> Region 
 def _by_repetition(ops: pl.DataFrame, pid: int) -> Region:
     start, end = _int(ops["start_ns"].min()), _int(ops["end_ns"].max())
     key = ["kind", "name", "stream_id"]
-    seconds = (
-        ops.select(*key, "start_ns")
-        .group_by(key)
-        .agg(pl.col("start_ns").sort().head(3))
-        .filter(pl.col("start_ns").list.len() >= MIN_ITERATIONS)
-        .select(pl.col("start_ns").list.get(1).min())
-    )
-    second = seconds.item() if seconds.height else None
+    starts = pl.col("start_ns").sort()
+    groups = ops.group_by(key).agg(pl.len(), starts.slice(1, 1).first().alias("second"))
+    second = groups.filter(pl.col("len") >= MIN_ITERATIONS)["second"].min()
+    second = second if isinstance(second, int) else None
     if second is not None and second - start > MAX_STARTUP_SHARE * (end - start):
         start = second
     return Region(pid, start, end)

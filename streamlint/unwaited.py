@@ -50,29 +50,29 @@ def _unwaited(trace: Trace) -> pl.DataFrame:
     parts = [ops.clear()]
     for (pid,), own in ops.group_by("pid", maintain_order=True):
         assert isinstance(pid, int)
-        everything = _waits_for_all(trace, pid)
+        resolved = _resolved(trace, pid)
+        everything = _waits_for_all(trace, pid, resolved)
         left = own.filter(pl.col("issue_ns") >= everything)
         if left.height:
-            covered = _covered(trace, pid, own)
+            covered = _covered(trace, pid, own, resolved)
             left = left.join(covered, on="stream_id", how="left", validate="m:1")
             left = left.filter(pl.col("issue_ns") >= pl.col("until_ns"))
             parts.append(left.drop("until_ns"))
     return pl.concat(parts)
 
 
-def _waits_for_all(trace: Trace, pid: int) -> int:
+def _waits_for_all(trace: Trace, pid: int, resolved: pl.DataFrame) -> int:
     """The last wait for everything; a wait for something unknown counts as one."""
     syncs = trace.synchronizations.filter(pl.col("pid") == pid)
     named = (pl.col("kind") == "stream sync") & pl.col("stream_id").is_not_null()
-    of_event = pl.col("correlation_id").is_in(
-        _resolved(trace, pid)["correlation_id"].implode()
-    )
+    of_event = pl.col("correlation_id").is_in(resolved["correlation_id"].implode())
     broad = syncs.filter(~(named | ((pl.col("kind") == "event sync") & of_event)))
+    if trace.call_kinds.isdisjoint(_FREES):
+        return _last(broad)
     calls = trace.runtime_calls.filter(
         (pl.col("pid") == pid) & pl.col("kind").is_in(_FREES)
     )
-    last = [_last(broad), _last(calls)]
-    return max(last)
+    return max(_last(broad), _last(calls))
 
 
 def _last(calls: pl.DataFrame) -> int:
@@ -90,6 +90,9 @@ def _resolved(trace: Trace, pid: int) -> pl.DataFrame:
 
 def _with_records(trace: Trace, pid: int, waits: pl.DataFrame) -> pl.DataFrame:
     """``waits`` with recorded_stream_id and recorded_ns; by instance or the latest."""
+    if not waits.height:
+        nothing = pl.lit(None, dtype=pl.Int64)
+        return waits.with_columns(recorded_stream_id=nothing, recorded_ns=nothing)
     records = trace.event_records.filter(pl.col("pid") == pid).drop_nulls("start_ns")
     found = (
         pl.col("stream_id").alias("recorded_stream_id"),
@@ -117,14 +120,17 @@ def _with_records(trace: Trace, pid: int, waits: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _covered(trace: Trace, pid: int, ops: pl.DataFrame) -> pl.DataFrame:
+def _covered(
+    trace: Trace, pid: int, ops: pl.DataFrame, resolved: pl.DataFrame
+) -> pl.DataFrame:
     """Until when the work issued to each stream is waited for: stream_id, until_ns."""
     until = dict.fromkeys(ops["stream_id"].unique().sort().to_list(), _BEFORE)
     pairs = _event_pairs(trace, pid)
     # A stream without work can pass a wait on as well.
     until |= dict.fromkeys((stream for pair in pairs for stream in pair), _BEFORE)
-    for stream, at in _direct(trace, pid, ops):
+    for stream, at in _direct(trace, pid, ops, resolved):
         until[stream] = max(until.get(stream, _BEFORE), at)
+    barriers = _null_barriers(ops)
     # Each round follows one more hop, of which there are fewer than streams.
     for _ in range(len(until)):
         before = dict(until)
@@ -132,7 +138,7 @@ def _covered(trace: Trace, pid: int, ops: pl.DataFrame) -> pl.DataFrame:
             seen = int(np.searchsorted(waits, until[waiting], side="left"))
             if seen:
                 until[recorded] = max(until[recorded], int(records[seen - 1]))
-        _through_null_stream(ops, until)
+        _through_null_stream(barriers, until)
         if until == before:
             break
     return pl.DataFrame(
@@ -141,7 +147,9 @@ def _covered(trace: Trace, pid: int, ops: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _direct(trace: Trace, pid: int, ops: pl.DataFrame) -> list[tuple[int, int]]:
+def _direct(
+    trace: Trace, pid: int, ops: pl.DataFrame, resolved: pl.DataFrame
+) -> list[tuple[int, int]]:
     """Streams and the times until which their work is waited for by the host."""
     own = pl.col("pid") == pid
     syncs = trace.synchronizations.filter(own & (pl.col("kind") == "stream sync"))
@@ -159,9 +167,10 @@ def _direct(trace: Trace, pid: int, ops: pl.DataFrame) -> list[tuple[int, int]]:
             (pl.col("kind") == "sync memcpy")
             | ((pl.col("kind") == "async memcpy") & (pl.col("dst_kind") == "pageable"))
         )
+        .select("stream_id", pl.col("end_ns").alias("start_ns"))
     )
-    at.append(blocking.select("stream_id", pl.col("end_ns").alias("start_ns")))
-    events = _resolved(trace, pid).select(
+    at.append(blocking)
+    events = resolved.select(
         pl.col("recorded_stream_id").alias("stream_id"),
         pl.col("recorded_ns").alias("start_ns"),
     )
@@ -175,6 +184,8 @@ def _direct(trace: Trace, pid: int, ops: pl.DataFrame) -> list[tuple[int, int]]:
 def _answered(trace: Trace, pid: int, ops: pl.DataFrame) -> pl.DataFrame:
     """Queries made when the work they ask about was done: stream_id, start_ns."""
     queries = trace.queries.filter(pl.col("pid") == pid)
+    if not queries.height:
+        return queries.select("stream_id", "start_ns")
     streams = queries.drop_nulls("stream_id").select(
         "stream_id", pl.col("start_ns").alias("recorded_ns"), "start_ns"
     )
@@ -198,8 +209,10 @@ def _answered(trace: Trace, pid: int, ops: pl.DataFrame) -> pl.DataFrame:
 def _event_pairs(trace: Trace, pid: int) -> dict[tuple[int, int], tuple[Int64, Int64]]:
     """By waiting and recorded stream: when waits were issued, and until when they
     cover the other stream's work."""
-    waits = trace.event_waits.filter(pl.col("pid") == pid).drop_nulls("stream_id")
     found: dict[tuple[int, int], tuple[Int64, Int64]] = {}
+    if not trace.event_waits.height:
+        return found
+    waits = trace.event_waits.filter(pl.col("pid") == pid).drop_nulls("stream_id")
     resolved = _with_records(trace, pid, waits).sort("start_ns")
     for (waiting, recorded), here in resolved.group_by(
         "stream_id", "recorded_stream_id", maintain_order=True
@@ -211,8 +224,11 @@ def _event_pairs(trace: Trace, pid: int) -> dict[tuple[int, int], tuple[Int64, I
     return found
 
 
-def _through_null_stream(ops: pl.DataFrame, until: dict[int, int]) -> None:
-    """A wait for the legacy default stream is one for the blocking streams too."""
+def _null_barriers(ops: pl.DataFrame) -> list[tuple[int, Int64, list[int]]]:
+    """Legacy default streams, when work was issued to them, streams they wait for."""
+    found: list[tuple[int, Int64, list[int]]] = []
+    if not {"blocking", "per-thread"} & {*ops["stream_kind"].unique()}:
+        return found
     synced = ops.filter(pl.col("stream_kind").is_in(("blocking", "per-thread")))
     for (context, null), here in ops.filter(pl.col("stream_kind") == "null").group_by(
         "context_id", "stream_id", maintain_order=True
@@ -220,7 +236,15 @@ def _through_null_stream(ops: pl.DataFrame, until: dict[int, int]) -> None:
         assert isinstance(null, int)
         issued = np.sort(column(here, "issue_ns"))
         others = synced.filter(pl.col("context_id").eq_missing(context))
-        streams = others["stream_id"].unique().to_list()
+        found.append((null, issued, others["stream_id"].unique().to_list()))
+    return found
+
+
+def _through_null_stream(
+    barriers: list[tuple[int, Int64, list[int]]], until: dict[int, int]
+) -> None:
+    """A wait for the legacy default stream is one for the blocking streams too."""
+    for null, issued, streams in barriers:
         for stream in streams:
             # Work of the default stream that an operation waited for had to wait.
             before = int(np.searchsorted(issued, until[stream], side="left"))

@@ -41,6 +41,11 @@ def host_waits(trace: Trace) -> pl.DataFrame:
     return trace.derived(_host_waits)
 
 
+def waiting_calls(trace: Trace) -> pl.DataFrame:
+    """The calls of `host_waits` without what they waited for, sorted by start."""
+    return trace.derived(_waiting_calls)
+
+
 def issue_delay_ns(trace: Trace) -> int:
     """Median time from a launch call to its start where nothing was queued, ns.
 
@@ -95,34 +100,42 @@ def without_readbacks(replay: Replay, calls: pl.DataFrame, ops: pl.DataFrame) ->
     )
 
 
-def device_busy(ops: pl.DataFrame) -> dict[tuple[int, int], Intervals]:
+def device_busy(trace: Trace) -> dict[tuple[int, int], Intervals]:
     """When each device ran anything, by (pid, device id).
 
     The processes that share one physical GPU share its busy time.
     """
+    return trace.derived(_device_busy)
+
+
+def _device_busy(trace: Trace) -> dict[tuple[int, int], Intervals]:
+    ops = trace.gpu_ops.filter(pl.col("device_id").is_not_null())
+    start, end = column(ops, "start_ns"), column(ops, "end_ns")
+    pids, devices = column(ops, "pid"), column(ops, "device_id")
+    gpus = ops["gpu_id"].fill_null(-1).to_numpy()
     found: dict[tuple[int, int], Intervals] = {}
     pairs = ops.select("pid", "device_id", "gpu_id").unique().sort("pid", "device_id")
     for pid, device_id, gpu_id in pairs.iter_rows():
         if gpu_id is None:
-            here = ops.filter(
-                (pl.col("pid") == pid) & (pl.col("device_id") == device_id)
-            )
+            here = (pids == pid) & (devices == device_id)
         else:
-            here = ops.filter(pl.col("gpu_id") == gpu_id)
-        found[pid, device_id] = union(column(here, "start_ns"), column(here, "end_ns"))
+            here = gpus == gpu_id
+        found[pid, device_id] = union(start[here], end[here])
     return found
 
 
 def _host_waits(trace: Trace) -> pl.DataFrame:
-    calls = _waiting_calls(trace)
+    calls = waiting_calls(trace)
     ops = trace.gpu_ops
-    busy = device_busy(ops.filter(pl.col("device_id").is_not_null()))
+    busy = device_busy(trace)
+    pids = {*ops["pid"].unique()}
     parts: list[pl.DataFrame] = []
-    for (pid, _), waits in calls.group_by("pid", "tid", maintain_order=True):
-        own = ops.filter(pl.col("pid") == pid)
-        parts.append(_after_waits(waits, own, busy))
+    for (pid, tid), waits in calls.group_by("pid", "tid", maintain_order=True):
+        own = ops if pids == {pid} else ops.filter(pl.col("pid") == pid)
+        mine = own.filter(pl.col("tid") == tid)
+        parts.append(_after_waits(waits, own, mine, busy))
     if not parts:
-        parts = [_after_waits(calls, ops, busy)]
+        parts = [_after_waits(calls, ops, ops.clear(), busy)]
     return pl.concat(parts).sort("start_ns", "end_ns")
 
 
@@ -131,6 +144,9 @@ def _waiting_calls(trace: Trace) -> pl.DataFrame:
         *("pid", "tid", "start_ns", "end_ns", "correlation_id", "name", "kind"),
         *("callchain_id", "backtrace_ns", "stream_id"),
     )
+    waits = trace.synchronizations.select(columns)
+    if "sync memcpy" not in trace.call_kinds:
+        return waits
     key = ["pid", "correlation_id"]
     # Device-to-device copies do not wait; the others name the stream they used.
     copied = (
@@ -141,22 +157,22 @@ def _waiting_calls(trace: Trace) -> pl.DataFrame:
     copies = trace.launches.filter(pl.col("kind") == "sync memcpy").join(
         copied, on=key, how="inner", validate="1:1", maintain_order="left"
     )
-    return pl.concat(
-        [trace.synchronizations.select(columns), copies.select(columns)]
-    ).sort("start_ns", "end_ns")
+    return pl.concat([waits, copies.select(columns)]).sort("start_ns", "end_ns")
 
 
 def _after_waits(
     waits: pl.DataFrame,
     ops: pl.DataFrame,
+    own: pl.DataFrame,
     busy: dict[tuple[int, int], Intervals],
 ) -> pl.DataFrame:
-    """The waits of one thread with what followed them."""
+    """The waits of one thread with what followed them.
+
+    ``ops`` are the operations of its process, ``own`` those that it issued itself.
+    """
     starts, ends = column(waits, "start_ns"), column(waits, "end_ns")
-    thread = waits.select("tid").unique()
     issued = (
-        ops.join(thread, on="tid", how="semi")
-        .group_by("correlation_id")
+        own.group_by("correlation_id")
         .agg(
             pl.col("issue_ns").min(),
             pl.col("start_ns").min(),
@@ -184,12 +200,14 @@ def _after_waits(
         before = np.maximum(np.searchsorted(issue, starts, side="left") - 1, 0)
         devices = issued["device_id"].to_numpy()[before]
         pid = int(ops["pid"][0])
-        for device_id in issued["device_id"].drop_nulls().unique():
+        for device_id in {*issued["device_id"].unique()} - {None}:
             here = devices == device_id
             running = busy[pid, device_id].overlap_ns(starts[here], until[here])
             idle[here] = until[here] - starts[here] - running
     next_stream = _nullable("next_stream_id", issued["stream_id"], at, has_next)
     count, next_was_pending = _pending(ops, starts, next_stream)
+    waits_for_more = (count > 1) | ((count == 1) & ~next_was_pending)
+    of_device = (waits["kind"] == "device sync").to_numpy()
     return waits.with_columns(
         pl.Series("pending_streams", count, dtype=pl.Int64),
         _nullable("next_issue_ns", issued["issue_ns"], at, has_next),
@@ -198,15 +216,7 @@ def _after_waits(
         pl.Series("readback", _after_readback(issued, starts), dtype=pl.Boolean),
         pl.Series("idle_ns", idle, dtype=pl.Int64),
         pl.Series("saving_ns", np.minimum(idle, ends - starts), dtype=pl.Int64),
-    ).with_columns(
-        (
-            (pl.col("kind") == "device sync")
-            & pl.col("next_issue_ns").is_not_null()
-            & (
-                (pl.col("pending_streams") > 1)
-                | ((pl.col("pending_streams") == 1) & ~pl.col("next_was_pending"))
-            )
-        ).alias("over_broad")
+        pl.Series("over_broad", of_device & has_next & waits_for_more),
     )
 
 
@@ -230,12 +240,15 @@ def _pending(
     count = np.zeros(len(instants), dtype=np.int64)
     next_was_pending = np.zeros(len(instants), dtype=np.bool_)
     next_ids = next_stream.fill_null(-1).to_numpy()
-    for (stream_id,), here in ops.group_by("stream_id", maintain_order=True):
-        queued = here.select(
-            pl.coalesce("issue_ns", "start_ns").alias("issue_ns"), "end_ns"
-        ).sort("issue_ns")
-        last_end = np.maximum.accumulate(column(queued, "end_ns"))
-        before = np.searchsorted(column(queued, "issue_ns"), instants, side="left")
+    queued = ops.select(
+        pl.coalesce("issue_ns", "start_ns").alias("issue_ns"), "end_ns", "stream_id"
+    ).sort("issue_ns")
+    issue, end = column(queued, "issue_ns"), column(queued, "end_ns")
+    streams = queued["stream_id"].to_numpy()
+    for stream_id in queued["stream_id"].unique():
+        here = streams == stream_id
+        last_end = np.maximum.accumulate(end[here])
+        before = np.searchsorted(issue[here], instants, side="left")
         unfinished = (before > 0) & (last_end[np.maximum(before - 1, 0)] > instants)
         count += unfinished
         next_was_pending |= unfinished & (next_ids == stream_id)

@@ -10,6 +10,7 @@ import polars as pl
 
 from streamlint.findings import SourceFrame, Where
 from streamlint.trace.model import Trace
+from streamlint.trace.stacks import Frame
 
 _MAX_NAMES = 3
 _MAX_CALLS = 64
@@ -36,7 +37,7 @@ def locate(
     parts = [part for part in (calls, ops) if part is not None and part.height]
     pids = {pid for part in parts for pid in part["pid"].unique()}
     pid = pids.pop() if len(pids) == 1 else None
-    names = trace.processes.filter(pl.col("pid").eq_missing(pid))["name"]
+    names = [name for of, name in trace.processes.iter_rows() if of == pid]
     kernels: tuple[str, ...] = ()
     if ops is not None:
         longest = (
@@ -44,11 +45,12 @@ def locate(
             .group_by("name")
             .agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("total"))
             .sort("total", "name", descending=[True, False])
+            .head(_MAX_NAMES)
         )
-        kernels = tuple(longest["name"].head(_MAX_NAMES))
+        kernels = tuple(longest["name"])
     return Where(
         pid=pid,
-        process=names[0] if len(names) else None,
+        process=names[0] if names else None,
         device=_only(ops, "device_id"),
         context=_only(ops, "context_id"),
         streams=_distinct(ops, "stream_id"),
@@ -87,7 +89,7 @@ def _user_frames(
         return {}
     chosen: dict[tuple[tuple[int, int, int], ...], SourceFrame] = {}
     found: dict[tuple[int, int], SourceFrame] = {}
-    for key, stack in trace.python_stacks(calls).items():
+    for key, stack in _python_stacks(trace, calls).items():
         frames = tuple(stack)
         if frames not in chosen:
             named = [
@@ -97,9 +99,9 @@ def _user_frames(
             own = (f for f in named if not _LIBRARY_FILE.search(f.file))
             chosen[frames] = next(own, named[0])
         found[key] = chosen[frames]
-    chained = calls.filter(pl.col("callchain_id").is_not_null())
-    if not chained.height:
+    if calls["callchain_id"].null_count() == calls.height:
         return found
+    chained = calls.filter(pl.col("callchain_id").is_not_null())
     stacks = trace.native_stacks(chained["callchain_id"].unique())
     native = {chain: _native_frame(stack) for chain, stack in stacks.items()}
     columns = ("pid", "correlation_id", "callchain_id")
@@ -108,6 +110,15 @@ def _user_frames(
         if frame is not None:
             found.setdefault((pid, correlation_id), frame)
     return found
+
+
+def _python_stacks(
+    trace: Trace, calls: pl.DataFrame
+) -> dict[tuple[int, int], list[Frame]]:
+    """`Trace.python_stacks`, which is dear, where these calls can have any."""
+    if calls["backtrace_ns"].null_count() == calls.height:
+        return {}
+    return trace.python_stacks(calls)
 
 
 def _native_frame(stack: list[tuple[str, str]]) -> SourceFrame | None:
@@ -132,9 +143,9 @@ def _enclosing(trace: Trace, calls: pl.DataFrame | None) -> tuple[str, ...]:
     """
     if calls is None or not calls.height:
         return ()
-    ranges = trace.nvtx_ranges.filter(~pl.col("mark"))
-    if not ranges.height:
+    if not trace.nvtx_ranges.height:
         return ()
+    ranges = trace.nvtx_ranges.filter(~pl.col("mark"))
     counts: Counter[str] = Counter()
     some = calls.gather_every(-(-calls.height // _MAX_CALLS))
     for (pid, tid), here in some.group_by("pid", "tid", maintain_order=True):
@@ -151,7 +162,7 @@ def _enclosing(trace: Trace, calls: pl.DataFrame | None) -> tuple[str, ...]:
 def _distinct(frame: pl.DataFrame | None, name: str) -> tuple[int, ...]:
     if frame is None or name not in frame.columns:
         return ()
-    return tuple(frame[name].drop_nulls().unique().sort())
+    return tuple(sorted({*frame[name].unique()} - {None}))
 
 
 def _only(frame: pl.DataFrame | None, name: str) -> int | None:

@@ -59,6 +59,8 @@ def allocation_implicit_sync(trace: Trace) -> Outcome:
         "Implicit synchronization" and "Stream-Ordered Memory Allocator".
     """
     findings: list[Finding] = []
+    if trace.call_kinds.isdisjoint(("device free", "host free")):
+        return findings
     frees = trace.runtime_calls.filter(
         pl.col("name").is_in(_NAMES)
         & ~pl.col("nested")
@@ -69,6 +71,10 @@ def allocation_implicit_sync(trace: Trace) -> Outcome:
         if here.height < MIN_CALLS:
             continue
         ops = trace.gpu_ops.filter(pl.col("pid") == pid)
+        begun = column(here, "start_ns")
+        # Work on all devices lasts at least as long as that on one.
+        if np.sum(_done(ops, begun) - begun >= MIN_WAIT_NS) < MIN_CALLS:
+            continue
         waits = _waits(trace, here, ops)
         if waits.height < MIN_CALLS:
             continue

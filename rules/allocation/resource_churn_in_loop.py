@@ -72,10 +72,12 @@ def resource_churn_in_loop(trace: Trace) -> Outcome:
     """
     findings: list[Finding] = []
     calls = _calls(trace)
+    least = min(map(_needed, regions(trace).values()), default=MIN_PAIRS)
+    if calls.height < 2 * least:
+        return findings
     pairs = _pairs(trace, calls)
     for pid, region in regions(trace).items():
-        looping = region.iterations >= MIN_ITERATIONS
-        needed = min(MIN_PAIRS, region.iterations) if looping else MIN_PAIRS
+        needed = _needed(region)
         judged = pairs.filter((pl.col("pid") == pid) & region.holds("released_ns"))
         for (resource, site), here in judged.group_by(
             "resource", "site", maintain_order=True
@@ -90,6 +92,12 @@ def resource_churn_in_loop(trace: Trace) -> Outcome:
                 identity = (str(resource), "" if site is None else str(site))
                 findings.append(_finding(trace, region, calls, churn, identity))
     return findings
+
+
+def _needed(region: Region) -> int:
+    """So many pairs are a loop."""
+    looping = region.iterations >= MIN_ITERATIONS
+    return min(MIN_PAIRS, region.iterations) if looping else MIN_PAIRS
 
 
 def _calls(trace: Trace) -> pl.DataFrame:

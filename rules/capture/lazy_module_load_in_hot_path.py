@@ -90,7 +90,8 @@ def _launches(trace: Trace, pid: int) -> pl.DataFrame:
     key = ["pid", "correlation_id"]
     names = trace.kernels.filter(
         (pl.col("pid") == pid) & pl.col("graph_node_id").is_null()
-    ).select(
+    )
+    names = names.select(
         *key,
         pl.coalesce("full_name", "name").fill_null("kernel").alias("kernel"),
         pl.col("end_ns").alias("done_ns"),
@@ -137,23 +138,28 @@ def _loads(
     trace: Trace, region: Region, launches: pl.DataFrame, usual: int
 ) -> pl.DataFrame:
     """Calls of the region that loaded code, with what they are."""
-    calls = trace.runtime_calls.filter(region.holds() & ~pl.col("nested"))
     took = pl.col("end_ns") - pl.col("start_ns")
     columns = [*trace.runtime_calls.columns, "what"]
-    parts = [
-        calls.filter(pl.col("kind") == "module load").with_columns(
-            what=pl.col("name") + " loads a module"
-        ),
-        calls.filter(
-            pl.col("name").str.contains(_QUERIES) & (took >= LONG_QUERY_NS)
-        ).with_columns(what=pl.col("name") + " loads a function"),
+    loading = pl.col("kind") == "module load"
+    calls = trace.runtime_calls.filter(
+        region.holds() & ~pl.col("nested") & (loading | (took >= LONG_QUERY_NS))
+    )
+    parts = []
+    if calls.height:
+        parts = [
+            calls.filter(loading).with_columns(what=pl.col("name") + " loads a module"),
+            calls.filter(pl.col("name").str.contains(_QUERIES)).with_columns(
+                what=pl.col("name") + " loads a function"
+            ),
+        ]
+    parts.append(
         launches.filter(
             region.holds()
             & pl.col("first")
             & (took >= LONG_FACTOR * usual)
             & (pl.col("pending") < QUEUE_DEPTH)
-        ).with_columns(what=pl.lit("the first launch loads ") + pl.col("kernel")),
-    ]
+        ).with_columns(what=pl.lit("the first launch loads ") + pl.col("kernel"))
+    )
     return pl.concat([part.select(columns) for part in parts]).sort("start_ns")
 
 

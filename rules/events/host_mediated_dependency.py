@@ -18,6 +18,8 @@ from streamlint.trace.model import Trace
 from streamlint.waits import host_waits
 from streamlint.where import locate, sites
 
+_WAITS = ("stream sync", "event sync")
+
 MIN_HANDOVERS = 3
 """Fewer are phases of the program, not a loop."""
 MAX_HOST_NS = 20_000
@@ -56,7 +58,7 @@ def host_mediated_dependency(trace: Trace) -> Outcome:
         Runtime API, cudaStreamWaitEvent.
     """
     findings: list[Finding] = []
-    if trace.gpu_ops["stream_id"].n_unique() < 2:
+    if trace.call_kinds.isdisjoint(_WAITS) or trace.gpu_ops["stream_id"].n_unique() < 2:
         return findings
     waits = _waits_for_other_streams(trace)
     if waits.height < MIN_HANDOVERS:
@@ -66,7 +68,10 @@ def host_mediated_dependency(trace: Trace) -> Outcome:
         if here.height < MIN_HANDOVERS or launches_block(trace, pid):
             continue
         calls = _without_readback(trace, here)
-        calls = _without_joins(trace, calls)
+        if calls.height >= MIN_HANDOVERS:
+            calls = _without_joins(trace, calls)
+        if calls.height < MIN_HANDOVERS:
+            continue
         calls = calls.with_columns(sites(trace, calls))
         place = ("tid", "name", "site")
         for (_, name, site), group in calls.group_by(place, maintain_order=True):
@@ -80,11 +85,17 @@ def _waits_for_other_streams(trace: Trace) -> pl.DataFrame:
 
     stream_id is that of the event for event synchronizations.
     """
+    lasting = pl.col("end_ns") - pl.col("start_ns")
+    # What they waited for is looked up for those alone that can be hand-overs.
     waits = host_waits(trace).filter(
-        pl.col("kind").is_in(("stream sync", "event sync"))
+        pl.col("kind").is_in(_WAITS)
+        & (pl.col("next_issue_ns") - pl.col("end_ns") <= MAX_HOST_NS)
+        & (pl.col("pending_streams") > 0)
+        & (lasting >= MIN_WAIT_NS)
     )
-    if not waits.height:
-        return waits
+    elsewhere = pl.col("stream_id") != pl.col("next_stream_id")
+    if waits.height < MIN_HANDOVERS or not (waits["kind"] == "event sync").any():
+        return waits.filter(elsewhere)
     key = ["pid", "correlation_id"]
     records = (
         trace.event_records.filter(pl.col("event_sync_id") > 0)
@@ -97,17 +108,11 @@ def _waits_for_other_streams(trace: Trace) -> pl.DataFrame:
         .select(*key, "recorded_stream_id")
         .unique(key)
     )
-    lasting = pl.col("end_ns") - pl.col("start_ns")
     return (
         waits.join(events, on=key, how="left", validate="m:1", maintain_order="left")
         .with_columns(pl.coalesce("recorded_stream_id", "stream_id").alias("stream_id"))
         .drop("recorded_stream_id")
-        .filter(
-            (pl.col("stream_id") != pl.col("next_stream_id"))
-            & (pl.col("next_issue_ns") - pl.col("end_ns") <= MAX_HOST_NS)
-            & (pl.col("pending_streams") > 0)
-            & (lasting >= MIN_WAIT_NS)
-        )
+        .filter(elsewhere)
     )
 
 
@@ -119,6 +124,8 @@ def _without_readback(trace: Trace, waits: pl.DataFrame) -> pl.DataFrame:
         .drop_nulls()
         .sort("copy_ns")
     )
+    if not copies.height:
+        return waits
     every = host_waits(trace).select(
         "pid", "stream_id", pl.col("end_ns").alias("waited_ns")
     )

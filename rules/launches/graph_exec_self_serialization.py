@@ -56,8 +56,12 @@ def graph_exec_self_serialization(trace: Trace) -> Outcome:
         run concurrently with itself; cudaGraphLaunch.
     """
     findings: list[Finding] = []
+    if "graph launch" not in trace.call_kinds:
+        return findings
     launched = trace.runtime_calls.filter(pl.col("kind") == "graph launch")
-    if launched.height <= MIN_HELD:
+    in_graph = (pl.col("kind") == "graph") | pl.col("graph_node_id").is_not_null()
+    streams = trace.gpu_ops.filter(in_graph)["stream_id"]
+    if launched.height <= MIN_HELD or streams.n_unique() < 2:
         return findings
     for pid, region in concurrent_regions(trace).items():
         launches = _launches(trace, pid)

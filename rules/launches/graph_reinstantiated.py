@@ -81,6 +81,8 @@ def graph_reinstantiated(trace: Trace) -> Outcome:
         API, cudaGraphExecUpdate.
     """
     findings: list[Finding] = []
+    if "graph instantiate" not in trace.call_kinds:
+        return findings
     for region in regions(trace).values():
         made = _instantiations(trace, region.pid)
         if made.height < MIN_INSTANTIATIONS:

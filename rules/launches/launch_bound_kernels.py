@@ -20,7 +20,7 @@ from streamlint.untraced import (
     shortened,
     untraced,
 )
-from streamlint.waits import device_busy, host_waits
+from streamlint.waits import device_busy, waiting_calls
 from streamlint.where import locate
 
 MIN_KERNELS = 20
@@ -90,7 +90,9 @@ def launch_bound_kernels(trace: Trace) -> Outcome:
         CUDA C++ Programming Guide, "CUDA Graphs"; PyTorch, "CUDA Graphs".
     """
     findings: list[Finding] = []
-    busy = device_busy(trace.gpu_ops.filter(pl.col("device_id").is_not_null()))
+    if trace.kernels.height < MIN_KERNELS:
+        return findings
+    busy = device_busy(trace)
     for region in regions(trace).values():
         if launches_block(trace, region.pid):
             continue
@@ -150,13 +152,13 @@ def _in_runs(trace: Trace, region: Region) -> pl.DataFrame:
 
 def _stops(trace: Trace) -> pl.DataFrame:
     """Calls that end a run: pid, tid, stop_ns."""
-    calls = trace.runtime_calls.filter(
-        pl.col("kind").is_in(("graph launch", "begin capture"))
-    )
     columns = ("pid", "tid", pl.col("start_ns").alias("stop_ns"))
-    return pl.concat([host_waits(trace).select(columns), calls.select(columns)]).sort(
-        "stop_ns"
-    )
+    waits = waiting_calls(trace).select(columns)
+    kinds = ("graph launch", "begin capture")
+    if trace.call_kinds.isdisjoint(kinds):
+        return waits
+    calls = trace.runtime_calls.filter(pl.col("kind").is_in(kinds))
+    return pl.concat([waits, calls.select(columns)]).sort("stop_ns")
 
 
 def _launch_bound(kernels: pl.DataFrame, active: dict[int, Intervals]) -> pl.DataFrame:

@@ -72,6 +72,8 @@ def copy_compute_not_overlapped(trace: Trace) -> Outcome:
     for region in concurrent_regions(trace).values():
         own = trace.gpu_ops.filter(region.holds())
         for (device,), ops in own.group_by("device_id", maintain_order=True):
+            if {*ops["engine"].unique()}.isdisjoint(("HtoD", "DtoH")):
+                continue
             here = copies.filter(
                 region.holds() & pl.col("device_id").eq_missing(device)
             )
@@ -103,17 +105,20 @@ class _Chain:
 
 def _copy_engines(trace: Trace, ops: pl.DataFrame) -> int:
     """Copy engines of the device; 1 where the export doesn't tell."""
-    known = trace.gpus.join(ops, on="gpu_id", how="semi")["async_engines"].drop_nulls()
-    return int(known[0]) if known.len() else 1
+    used = {*ops["gpu_id"].unique()}
+    engines = trace.gpus.select("gpu_id", "async_engines").iter_rows()
+    known = (count for gpu, count in engines if gpu in used and count is not None)
+    return next(known, 1)
 
 
 def _mostly_pageable(copies: pl.DataFrame) -> bool:
     """Whether most copy time isn't known to use page-locked or managed memory."""
-    took = copies.select(
-        "host_kind", (pl.col("end_ns") - pl.col("start_ns")).alias("ns")
-    )
-    slow = took.filter(pl.col("host_kind").is_in(("pageable", "unknown")))
-    return int(slow["ns"].sum()) * 2 > int(took["ns"].sum())
+    took = pl.col("end_ns") - pl.col("start_ns")
+    slow = pl.col("host_kind").is_in(("pageable", "unknown"))
+    all_ns, slow_ns = copies.select(
+        took.sum().alias("all"), took.filter(slow).sum().alias("slow")
+    ).row(0)
+    return int(slow_ns) * 2 > int(all_ns)
 
 
 def _chain(ops: pl.DataFrame, region: Region, engines: int) -> _Chain | None:
@@ -175,10 +180,12 @@ def _serial_lanes(
 
 def _main_stream(ops: pl.DataFrame) -> int | None:
     """The stream that holds most of the copies and most of the kernels, if one."""
-    took = ops.group_by("stream_id", (pl.col("lane") == "compute").alias("computes"))
-    time = took.agg(pl.col("ns").sum())
     share = pl.col("ns") / pl.col("ns").sum().over("computes")
-    most = time.filter(share >= ONE_STREAM)["stream_id"]
+    most = (
+        ops.group_by("stream_id", (pl.col("lane") == "compute").alias("computes"))
+        .agg(pl.col("ns").sum())
+        .filter(share >= ONE_STREAM)
+    )["stream_id"]
     return int(most[0]) if most.len() == 2 and most.n_unique() == 1 else None
 
 

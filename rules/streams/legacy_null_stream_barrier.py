@@ -80,6 +80,10 @@ def legacy_null_stream_barrier(trace: Trace) -> Outcome:
             if (here["stream_kind"] == "unknown").any():
                 unable = _unknown_streams(here)
                 continue
+            kinds = {*here["stream_kind"].unique()}
+            barrier = "null" in kinds or trace.event_records.height
+            if not barrier or kinds.isdisjoint(("blocking", "per-thread")):
+                continue
             records = trace.event_records.filter(
                 (pl.col("pid") == pid) & pl.col("context_id").eq_missing(context)
             )

@@ -18,7 +18,7 @@ from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, regions
 from streamlint.trace.model import Trace
-from streamlint.waits import host_waits
+from streamlint.waits import waiting_calls
 from streamlint.where import locate
 
 SMALL_CHUNK = 1 << 20
@@ -80,13 +80,19 @@ def pipeline_chunk_size(trace: Trace) -> Outcome:
     )
     for pid, region in regions(trace).items():
         copies = pinned.filter(region.holds())
+        sizes = copies["size_bytes"]
+        small = int((sizes < SMALL_CHUNK).sum())
+        # All chunks of a pass but its last are of one size.
+        if small < MIN_CHUNKS - 1 and not (sizes > LARGE_CHUNK).any():
+            continue
         if copies["stream_id"].n_unique() < 2 or launches_block(trace, pid):
             continue
         passes = _passes(trace, region, copies)
-        small = passes.filter(_too_small())
-        large = passes.filter(_too_large())
-        found = [_small(trace, region, small)] if small.height else []
-        found += [_large(trace, region, large)] if large.height else []
+        found = []
+        if (chunks := passes.filter(_too_small())).height:
+            found.append(_small(trace, region, chunks))
+        if (chunks := passes.filter(_too_large())).height:
+            found.append(_large(trace, region, chunks))
         findings += [one for one in found if one.severity is not Severity.INFO]
     return findings
 
@@ -146,7 +152,7 @@ def _runs(trace: Trace, region: Region, copies: pl.DataFrame) -> pl.DataFrame:
     """Copies of a thread to several streams without a wait between: a row a run."""
     uploads = copies.filter(pl.col("direction") == "HtoD")
     waits = (
-        host_waits(trace)
+        waiting_calls(trace)
         .filter(pl.col("pid") == region.pid)
         .select("tid", pl.col("start_ns").alias("wait_ns"))
         .sort("wait_ns")

@@ -105,6 +105,8 @@ def _numbered_runs(trace: Trace) -> pl.DataFrame:
         & pl.col("graph_node_id").is_null()
         & pl.col("call_kind").is_in(("async memcpy", "sync memcpy"))
     )
+    if small.height < MIN_RUN:
+        return small
     key = ["pid", "stream_id", "correlation_id", "start_ns"]
     stream = ["pid", "stream_id"]
     near = pl.col("issue_ns") - pl.col("issue_ns").shift(1) <= MAX_GAP_NS

@@ -21,6 +21,7 @@ import polars as pl
 from streamlint.intervals import Bools, Int64
 from streamlint.replay.schedule import NEVER, OPERATION
 from streamlint.steady import column
+from streamlint.trace.calls import HOST_WAITS
 from streamlint.trace.model import Trace
 
 HANDOVER_NS = 10_000
@@ -322,6 +323,8 @@ class _Builder:
 
     def _events(self) -> None:
         """Streams that wait for an event: the next operation waits for its record."""
+        if "stream wait" not in self.trace.call_kinds:
+            return
         targets = self._records_of(self.trace.event_waits)
         is_null = (self.places["stream_kind"] == "null").to_numpy()
         for row in targets.group_by(
@@ -440,6 +443,17 @@ class _Builder:
         self.device_groups = {
             key: self._issue_group(rows) for key, rows in self._rows("pid", "device_id")
         }
+        kinds = self.trace.call_kinds
+        if not kinds.isdisjoint(HOST_WAITS):
+            self._synchronizations()
+        if not kinds.isdisjoint(("sync memcpy", "async memcpy")):
+            self._copy_waits()
+        frees = ("device free", "host free", "host unregister")
+        if not kinds.isdisjoint(frees):
+            freeing = self.calls.filter(pl.col("kind").is_in(frees))
+            self._device_waits(freeing, Edge.FREE)
+
+    def _synchronizations(self) -> None:
         key = ["pid", "tid", "start_ns"]
         waits = self.trace.synchronizations
         waiting = (
@@ -448,14 +462,15 @@ class _Builder:
             .unique(key, keep="first")
         )
         syncs = waits.join(waiting, on=key, how="inner", maintain_order="left")
-        self._device_waits(syncs.filter(pl.col("kind") == "device sync"), Edge.WAIT)
-        streams = syncs.filter(pl.col("kind") == "stream sync").drop_nulls("stream_id")
-        self._stream_waits(streams, "stream_id", "start_ns")
-        events = self._records_of(syncs.filter(pl.col("kind") == "event sync"))
-        self._stream_waits(events, "recorded_stream_id", "recorded_ns")
-        self._copy_waits()
-        frees = ("device free", "host free", "host unregister")
-        self._device_waits(self.calls.filter(pl.col("kind").is_in(frees)), Edge.FREE)
+        for kind, made in syncs.partition_by("kind", as_dict=True).items():
+            if kind == ("device sync",):
+                self._device_waits(made, Edge.WAIT)
+            elif kind == ("stream sync",):
+                streams = made.drop_nulls("stream_id")
+                self._stream_waits(streams, "stream_id", "start_ns")
+            else:
+                events = self._records_of(made)
+                self._stream_waits(events, "recorded_stream_id", "recorded_ns")
 
     def _stream_waits(self, calls: pl.DataFrame, stream_id: str, instant: str) -> None:
         """Calls that wait for what a stream was given before an instant."""

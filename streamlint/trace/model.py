@@ -125,6 +125,8 @@ class Trace:
             "event_records": ("event record",),
         }
         if name in proofs:
+            if self.call_kinds.isdisjoint(proofs[name]):
+                return None
             made = self.launches if name in _GPU_TABLES else self.runtime_calls
             made = made.filter(
                 pl.col("kind").is_in(proofs[name]) & (pl.col("return_value") == 0)
@@ -171,10 +173,10 @@ class Trace:
         )
         if rows["pid"].null_count():
             rows = rows.with_columns(pl.col("pid", "tid").fill_null(0))
-        is_copy = pl.col("event_class").eq_missing(BACKTRACE_EVENT_CLASS)
-        copies, calls = rows.filter(is_copy), rows.filter(~is_copy)
         key = ["pid", "tid", "correlation_id"]
-        if copies.height:
+        if (rows["event_class"] == BACKTRACE_EVENT_CLASS).any():
+            is_copy = pl.col("event_class").eq_missing(BACKTRACE_EVENT_CLASS)
+            copies, calls = rows.filter(is_copy), rows.filter(~is_copy)
             stacks = copies.select(
                 *key,
                 pl.col("callchain_id").alias("copied_callchain_id"),
@@ -192,16 +194,20 @@ class Trace:
             calls = pl.concat([calls, alone], how="diagonal")
             calls = calls.sort("start_ns", "end_ns", maintain_order=True)
         else:
-            calls = calls.with_columns(
+            calls = rows.with_columns(
                 pl.lit(None, dtype=pl.Int64).alias("backtrace_ns")
             )
         reached = pl.col("end_ns").cum_max().shift(1).over("pid", "tid")
-        return calls.with_columns(
-            (pl.col("end_ns") <= reached).fill_null(value=False).alias("nested")
-        ).select(
+        return calls.select(
             *("pid", "tid", "start_ns", "end_ns", "correlation_id", "name", "kind"),
-            *("per_thread", "return_value", "callchain_id", "backtrace_ns", "nested"),
+            *("per_thread", "return_value", "callchain_id", "backtrace_ns"),
+            (pl.col("end_ns") <= reached).fill_null(value=False).alias("nested"),
         )
+
+    @cached_property
+    def call_kinds(self) -> frozenset[str]:
+        """The kinds of `runtime_calls` that occur."""
+        return frozenset(self.runtime_calls["kind"].unique())
 
     @cached_property
     def launches(self) -> pl.DataFrame:
@@ -242,6 +248,8 @@ class Trace:
     @cached_property
     def captures(self) -> pl.DataFrame:
         """Stream captures: pid, tid, start_ns, end_ns, from begin to end call."""
+        if "begin capture" not in self.call_kinds:
+            return self.runtime_calls.clear().select("pid", "tid", "start_ns", "end_ns")
         calls = self.runtime_calls.filter(
             pl.col("kind").is_in(("begin capture", "end capture"))
         )
@@ -279,25 +287,27 @@ class Trace:
             validate="m:1",
             maintain_order="left",
         )
-        own = self._per_thread_streams.rename({"stream_id": "own_stream_id"})
-        # The export names the null stream where the per-thread one was meant.
-        wrong = pl.col("per_thread") & (pl.col("stream_id") == pl.col("null_stream_id"))
-        return (
-            waits.join(own, on=["pid", "tid"], how="left", validate="m:1")
-            .join(self._null_streams, on=["pid", "context_id"], how="left")
-            .with_columns(
-                pl.when(wrong)
-                .then("own_stream_id")
-                .otherwise("stream_id")
-                .alias("stream_id")
+        if calls["per_thread"].any():
+            own = self._per_thread_streams.rename({"stream_id": "own_stream_id"})
+            # The export names the null stream where the per-thread one was meant.
+            wrong = pl.col("per_thread") & (
+                pl.col("stream_id") == pl.col("null_stream_id")
             )
-            .select(
-                *("pid", "tid", "start_ns", "end_ns", "correlation_id", "name"),
-                *("kind", "context_id", "stream_id", "event_id", "event_sync_id"),
-                *("callchain_id", "backtrace_ns"),
+            waits = (
+                waits.join(own, on=["pid", "tid"], how="left", validate="m:1")
+                .join(self._null_streams, on=["pid", "context_id"], how="left")
+                .with_columns(
+                    pl.when(wrong)
+                    .then("own_stream_id")
+                    .otherwise("stream_id")
+                    .alias("stream_id")
+                )
             )
-            .sort("start_ns", "end_ns")
-        )
+        return waits.select(
+            *("pid", "tid", "start_ns", "end_ns", "correlation_id", "name"),
+            *("kind", "context_id", "stream_id", "event_id", "event_sync_id"),
+            *("callchain_id", "backtrace_ns"),
+        ).sort("start_ns", "end_ns")
 
     @cached_property
     def event_waits(self) -> pl.DataFrame:
@@ -328,16 +338,20 @@ class Trace:
         pid, tid, start_ns, end_ns (of the call, null where unrecorded), context_id,
         device_id, stream_id, correlation_id, event_id, event_sync_id.
         """
-        rows = self._with_pid("event_records")
-        calls = self.runtime_calls.unique(
-            ["pid", "correlation_id"], keep="first", maintain_order=True
-        ).select("pid", "correlation_id", "tid", "start_ns", "end_ns")
+        columns = (
+            *("pid", "tid", "start_ns", "end_ns", "context_id", "device_id"),
+            *("stream_id", "correlation_id", "event_id", "event_sync_id"),
+        )
+        rows = self._frame("event_records")
+        if not rows.height:
+            return pl.DataFrame(schema=dict.fromkeys(columns, pl.Int64))
+        calls = self._first_calls.select(
+            *("pid", "correlation_id", "tid", "start_ns", "end_ns")
+        )
         return (
-            rows.join(calls, on=["pid", "correlation_id"], how="left", validate="m:1")
-            .select(
-                *("pid", "tid", "start_ns", "end_ns", "context_id", "device_id"),
-                *("stream_id", "correlation_id", "event_id", "event_sync_id"),
-            )
+            self._with_pid("event_records")
+            .join(calls, on=["pid", "correlation_id"], how="left", validate="m:1")
+            .select(columns)
             .sort("start_ns", "correlation_id", nulls_last=True)
         )
 
@@ -347,38 +361,55 @@ class Trace:
 
         A query that the profiler skips leaves a synchronization row without call.
         """
+        columns = ("pid", "start_ns", "end_ns", "stream_id", "event_id")
+        rows = self._sync_rows
+        if not rows.height:
+            return rows.select(columns)
         key = ["pid", "correlation_id"]
-        calls = self.runtime_calls.select(*key, "kind").unique(key, keep="first")
-        rows = self._sync_rows.join(calls, on=key, how="left", validate="1:1")
-        return rows.filter(
-            (pl.col("kind") == "query")
-            | (pl.col("kind").is_null() & pl.col("stream_id").is_not_null())
-        ).select("pid", "start_ns", "end_ns", "stream_id", "event_id")
+        calls = self._first_calls.select(*key, "kind")
+        return (
+            rows.join(calls, on=key, how="left", validate="1:1")
+            .filter(
+                (pl.col("kind") == "query")
+                | (pl.col("kind").is_null() & pl.col("stream_id").is_not_null())
+            )
+            .select(columns)
+        )
+
+    @cached_property
+    def _first_calls(self) -> pl.DataFrame:
+        """The outermost call of each (pid, correlation_id)."""
+        return self.runtime_calls.unique(
+            ["pid", "correlation_id"], keep="first", maintain_order=True
+        )
 
     @cached_property
     def _sync_rows(self) -> pl.DataFrame:
-        rows = self._with_pid("synchronizations")
-        cleaned = rows.with_columns(
+        cleaned = (
             pl.when(pl.col(name).is_in((NO_ID, -1)))
             .then(None)
             .otherwise(pl.col(name))
             .alias(name)
             for name in ("stream_id", "event_id", "event_sync_id")
         )
-        return cleaned.select(
-            *("pid", "correlation_id", "start_ns", "end_ns", "context_id"),
-            *("stream_id", "event_id", "event_sync_id"),
-        ).unique(["pid", "correlation_id"], keep="first", maintain_order=True)
+        return (
+            self._with_pid("synchronizations")
+            .select(
+                *("pid", "correlation_id", "start_ns", "end_ns", "context_id"),
+                *cleaned,
+            )
+            .unique(["pid", "correlation_id"], keep="first", maintain_order=True)
+        )
 
     @cached_property
     def _per_thread_streams(self) -> pl.DataFrame:
         """pid, tid, stream_id of each thread's own default stream."""
         key = ["pid", "correlation_id"]
-        calls = self.launches.filter("per_thread").select(*key, "tid")
-        if not calls.height:
+        if not self.launches["per_thread"].any():
             return pl.DataFrame(
                 schema={"pid": pl.Int64, "tid": pl.Int64, "stream_id": pl.Int64}
             )
+        calls = self.launches.filter("per_thread").select(*key, "tid")
         ops = pl.concat(
             [
                 self._with_pid(name).select(*key, "stream_id", "context_id")
@@ -473,31 +504,40 @@ class Trace:
                 pl.lit("compute").alias("engine"),
                 pl.col("name").fill_null("kernel"),
                 pl.lit(None, dtype=pl.Int64).alias("size_bytes"),
-            ),
-            self.memcpys.select(
-                *columns,
-                pl.lit("memcpy").alias("kind"),
-                pl.col("copy_kind").alias("engine"),
-                pl.col("copy_kind").alias("name"),
-                "size_bytes",
-            ),
-            self.memsets.select(
-                *columns,
-                pl.lit("memset").alias("kind"),
-                pl.lit("memset").alias("engine"),
-                pl.lit("memset").alias("name"),
-                "size_bytes",
-            ),
-            self.graph_traces.with_columns(
-                pl.lit(None, dtype=pl.Int64).alias("graph_node_id")
-            ).select(
-                *columns,
-                pl.lit("graph").alias("kind"),
-                pl.lit("compute").alias("engine"),
-                pl.lit("graph").alias("name"),
-                pl.lit(None, dtype=pl.Int64).alias("size_bytes"),
-            ),
+            )
         ]
+        if self._frame("memcpys").height:
+            parts.append(
+                self.memcpys.select(
+                    *columns,
+                    pl.lit("memcpy").alias("kind"),
+                    pl.col("copy_kind").alias("engine"),
+                    pl.col("copy_kind").alias("name"),
+                    "size_bytes",
+                )
+            )
+        if self._frame("memsets").height:
+            parts.append(
+                self.memsets.select(
+                    *columns,
+                    pl.lit("memset").alias("kind"),
+                    pl.lit("memset").alias("engine"),
+                    pl.lit("memset").alias("name"),
+                    "size_bytes",
+                )
+            )
+        if self._frame("graph_traces").height:
+            parts.append(
+                self.graph_traces.with_columns(
+                    pl.lit(None, dtype=pl.Int64).alias("graph_node_id")
+                ).select(
+                    *columns,
+                    pl.lit("graph").alias("kind"),
+                    pl.lit("compute").alias("engine"),
+                    pl.lit("graph").alias("name"),
+                    pl.lit(None, dtype=pl.Int64).alias("size_bytes"),
+                )
+            )
         calls = self.launches.select(
             "pid",
             "correlation_id",
@@ -525,6 +565,10 @@ class Trace:
         Theoretical occupancy from warps, registers and shared memory, with 1 KiB of
         shared memory a block for the system, as on compute capability 8.0 and up.
         """
+        if not self._frame("kernels").height:
+            return self.kernels.with_columns(
+                pl.lit(None, dtype=pl.Float64).alias("sm_fraction")
+            )
         threads = pl.col("block_x") * pl.col("block_y") * pl.col("block_z")
         warps = (threads + 31) // 32
         registers = pl.col("registers_per_thread") * warps * 32
@@ -560,26 +604,30 @@ class Trace:
         """
         rows = self._raw_streams
         null_ids = self._null_streams.with_columns(pl.lit(value=True).alias("is_null"))
-        own = self._per_thread_streams.select("pid", "stream_id").unique()
         listed = rows.join(
             null_ids,
             left_on=["pid", "context_id", "stream_id"],
             right_on=["pid", "context_id", "null_stream_id"],
             how="left",
             validate="m:1",
-        ).join(
-            own.with_columns(pl.lit(value=True).alias("is_own")),
-            on=["pid", "stream_id"],
-            how="left",
-            validate="m:1",
         )
+        is_own = pl.lit(value=False)
+        if self._per_thread_streams.height:
+            own = self._per_thread_streams.select("pid", "stream_id").unique()
+            listed = listed.join(
+                own.with_columns(pl.lit(value=True).alias("is_own")),
+                on=["pid", "stream_id"],
+                how="left",
+                validate="m:1",
+            )
+            is_own = pl.col("is_own").is_not_null()
         return listed.select(
             "pid",
             "stream_id",
             "context_id",
             pl.when(pl.col("is_null").is_not_null())
             .then(pl.lit("null"))
-            .when(pl.col("is_own").is_not_null())
+            .when(is_own)
             .then(pl.lit("per-thread"))
             .otherwise(
                 pl.col("flag").replace_strict(
@@ -600,16 +648,15 @@ class Trace:
     def _null_streams(self) -> pl.DataFrame:
         """pid, context_id, null_stream_id from whichever table this version has."""
         columns = ["pid", "context_id", "null_stream_id"]
-        return (
-            pl.concat(
-                [
-                    self._frame("contexts").select(columns),
-                    self._frame("null_streams").select(columns),
-                    self._raw_streams.filter(pl.col("flag") == 3).select(
-                        "pid", "context_id", pl.col("stream_id").alias("null_stream_id")
-                    ),
-                ]
+        known = [self._frame("contexts"), self._frame("null_streams")]
+        if (self._raw_streams["flag"] == 3).any():
+            known.append(
+                self._raw_streams.filter(pl.col("flag") == 3).rename(
+                    {"stream_id": "null_stream_id"}
+                )
             )
+        return (
+            pl.concat([frame[columns] for frame in known])
             .drop_nulls()
             .unique(["pid", "context_id"], keep="first", maintain_order=True)
         )
@@ -646,9 +693,7 @@ class Trace:
     @cached_property
     def processes(self) -> pl.DataFrame:
         """Processes that used CUDA: pid, name (base name of the program or null)."""
-        pids = pl.concat(
-            [self.runtime_calls.select("pid"), self.gpu_ops.select("pid")]
-        ).unique()
+        pids = pl.concat([self.runtime_calls["pid"], self.gpu_ops["pid"]]).unique()
         names = (
             self._frame("processes")
             .with_columns(
@@ -660,7 +705,11 @@ class Trace:
             )
             .unique("pid", keep="first", maintain_order=True)
         )
-        return pids.join(names, on="pid", how="left", validate="1:1").sort("pid")
+        return (
+            pids.to_frame()
+            .join(names, on="pid", how="left", validate="1:1")
+            .sort("pid")
+        )
 
     @cached_property
     def threads(self) -> pl.DataFrame:
@@ -683,6 +732,8 @@ class Trace:
         and end on different threads belong to the first.
         """
         events = self._nvtx
+        if not events.height:
+            return pl.DataFrame(schema=_NVTX_RANGE_SCHEMA)
         mark = pl.col("event_type") == NVTX_MARK
         return (
             events.filter(
@@ -844,6 +895,10 @@ class Trace:
 
 
 _GPU_TABLES = ("kernels", "memcpys", "memsets", "graph_traces")
+_NVTX_RANGE_SCHEMA = {
+    **dict.fromkeys(("pid", "tid", "start_ns", "end_ns"), pl.Int64),
+    **{"text": pl.String, "domain": pl.String, "mark": pl.Boolean, "value": pl.Int64},
+}
 
 
 def _pid_of(column: str) -> list[pl.Expr]:
