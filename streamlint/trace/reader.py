@@ -22,6 +22,7 @@ import numpy as np
 import polars as pl
 
 from streamlint.errors import TraceError
+from streamlint.intervals import Int64
 from streamlint.trace.pages import IntColumn, PageFile, UnsupportedLayout
 from streamlint.trace.tables import (
     CAPTURE_OPTIONS,
@@ -192,41 +193,59 @@ class ExportFile:
             if column.required and column.source not in layout.columns:
                 return Unavailable(f"{source} has no column {column.source}")
         present = [c for c in table.columns if c.source in layout.columns]
-        series = self._read(source, layout, present)
-        frame = pl.DataFrame(series).with_columns(
-            pl.lit(None, dtype=_DTYPES[c.kind]).alias(c.name)
-            for c in table.columns
-            if c not in present
+        found = {column.name: column for column in self._read(source, layout, present)}
+        rows = len(next(iter(found.values())))
+        frame = pl.DataFrame(
+            [
+                found[c.name] if c.name in found else _nulls(c, rows)
+                for c in table.columns
+            ]
         )
-        return self._drop_invalid(table, frame.select(c.name for c in table.columns))
+        return self._drop_invalid(table, frame)
 
     def _drop_invalid(self, table: TraceTable, frame: pl.DataFrame) -> pl.DataFrame:
         if "start_ns" not in frame.columns:
             return frame
-        usable = pl.col("start_ns").is_not_null()
+        # Series rather than expressions: an expression costs a small table more
+        # than its rows, and most tables need neither the filter nor the sort.
+        start = frame["start_ns"]
+        usable = start.is_not_null()
         if any(c.name == "end_ns" and c.required for c in table.columns):
-            usable &= (pl.col("start_ns") != 0) & (
-                pl.col("end_ns") >= pl.col("start_ns")
-            )
+            usable &= (start != 0) & (frame["end_ns"] >= start)
         usable = usable.fill_null(value=False)
-        kept = frame.filter(usable)
+        kept = frame if usable.all() else frame.filter(usable)
         self.invalid_rows[table.name] = frame.height - kept.height
         order = [c for c in ("start_ns", "end_ns") if c in frame.columns]
+        if kept.height < 2 or _ascending(kept["start_ns"]):
+            return kept
         return kept.sort(order, maintain_order=True)
 
     @cached_property
-    def _strings(self) -> pl.DataFrame:
-        schema = {"id": pl.Int64, "value": pl.String}
-        if "StringIds" not in self._layouts:
-            return pl.DataFrame(schema=schema)
-        with self._reading():
-            cursor = self._connection.execute("SELECT id, value FROM StringIds")
-            rows = [r for r in cursor.fetchall() if isinstance(r[0], int)]
-        values = [r[1] if isinstance(r[1], str) else None for r in rows]
-        return pl.DataFrame(
-            {"id": pl.Series([r[0] for r in rows], dtype=pl.Int64), "value": values},
-            schema=schema,
-        ).unique("id", keep="first")
+    def _strings(self) -> tuple[Int64, pl.Series]:
+        """Keys of StringIds, ascending and distinct, and their values."""
+        rows: list[tuple[object, object]] = []
+        if "StringIds" in self._layouts:
+            with self._reading():
+                cursor = self._connection.execute("SELECT id, value FROM StringIds")
+                rows = cursor.fetchall()
+        first: dict[int, str | None] = {}
+        for key, value in rows:
+            if isinstance(key, int):
+                first.setdefault(key, value if isinstance(value, str) else None)
+        keys = np.array(sorted(first), dtype=np.int64)
+        values = pl.Series([first[key] for key in sorted(first)], dtype=pl.String)
+        return keys, values
+
+    def _named(self, keys: pl.Series) -> pl.Series:
+        """The strings of these keys; null where there is none."""
+        known, values = self._strings
+        if not len(known) or not len(keys):
+            return pl.Series(keys.name, [None] * len(keys), dtype=pl.String)
+        wanted = keys.fill_null(0).to_numpy()
+        at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+        named = values.gather(at).alias(keys.name)
+        missing = (known[at] != wanted) | keys.is_null().to_numpy()
+        return named.scatter(np.flatnonzero(missing), None) if missing.any() else named
 
     def _read(
         self, source: str, layout: _Layout, columns: Sequence[Column]
@@ -243,15 +262,7 @@ class ExportFile:
             series.update(self._read_cursor(source, [*whole, *other]))
         for column in whole:
             if column.kind is Kind.STRING_ID:
-                ids = series[column.name].rename("id").to_frame()
-                joined = ids.join(
-                    self._strings,
-                    on="id",
-                    how="left",
-                    validate="m:1",
-                    maintain_order="left",
-                )
-                series[column.name] = joined["value"].rename(column.name)
+                series[column.name] = self._named(series[column.name])
         return [series[c.name] for c in columns]
 
     def _read_pages(
@@ -437,6 +448,17 @@ def _clean_series(column: Column, values: Sequence[object]) -> pl.Series:
     except (TypeError, OverflowError, pl.exceptions.PolarsError):
         kept = [v if isinstance(v, wanted) else None for v in values]
         return pl.Series(column.name, kept, dtype=dtype)
+
+
+def _nulls(column: Column, rows: int) -> pl.Series:
+    nothing = pl.repeat(None, rows, dtype=_DTYPES[column.kind], eager=True)
+    return nothing.alias(column.name)
+
+
+def _ascending(series: pl.Series) -> bool:
+    """Whether every value is larger than the one before: nothing is left to sort."""
+    values = series.to_numpy()
+    return bool((values[1:] > values[:-1]).all())
 
 
 def _as_series(name: str, column: IntColumn) -> pl.Series:
