@@ -836,6 +836,15 @@ def test_score_passes_a_rule_that_tells_the_truth(tmp_path: Path) -> None:
     assert said[0].splitlines()[1].split()[:3] == [PAIR, "fires", "silent"]
 
 
+def test_the_stored_samples_prove_the_rules_and_the_docs_say_so() -> None:
+    result = score.score(ROOT / "sample_traces")
+    assert [(row.pair, row.problems) for row in result.rows if row.problems] == []
+    assert result.passed
+    # Made with `streamlint harness score --markdown > docs/calibration.md`.
+    stored = (ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
+    assert stored.rstrip("\n") == score.markdown(result).rstrip("\n")
+
+
 @pytest.mark.usefixtures("one_rule")
 def test_score_fails_a_fixed_twin_with_a_finding(tmp_path: Path) -> None:
     share = predicted_share(tmp_path)
