@@ -1,6 +1,6 @@
 """Size, loading time and zoom times of report pages, in headless Chromium.
 
-    .venv/bin/python benchmarks/report.py --dir /tmp/report-benchmark
+    .venv/bin/python benchmarks/report.py [--dir DIR]
 
 Makes traces of 1e4 and 1e6 kernels (kept in --dir), writes their pages, and loads
 both in turns. "ready" is from navigation to the first drawn and decoded timeline; a
