@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from streamlint.findings import NotAssessed
+from streamlint.findings import Claim, Cost, NotAssessed
 from streamlint.trace.model import Trace
 
 DOMAIN = "streamlint"
@@ -420,4 +420,15 @@ def _innermost(windows: pl.DataFrame) -> pl.DataFrame:
         )
         .unique([*key, "at_ns"], keep="last", maintain_order=True)
         .select(*key, "at_ns", "window")
+    )
+
+
+def unknown_gain(of: str) -> Cost:
+    """No cost: that of more L2 shows only beside a run without this (set-aside)."""
+    return Cost(
+        Claim.NONE,
+        None,
+        None,
+        "what kernels gain from more L2 is not in a trace: compare their "
+        f"durations with and without the {of}",
     )

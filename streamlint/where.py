@@ -61,6 +61,21 @@ def locate(
     )
 
 
+def calls_behind(trace: Trace, ops: pl.DataFrame) -> pl.DataFrame:
+    """The rows of launches that asked for these operations, in their order."""
+    return _sharing_key(trace.launches, ops)
+
+
+def ops_asked_by(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
+    """The rows of gpu_ops that these calls asked for, in their order."""
+    return _sharing_key(trace.gpu_ops, calls)
+
+
+def _sharing_key(rows: pl.DataFrame, keys: pl.DataFrame) -> pl.DataFrame:
+    on = ["pid", "correlation_id"]
+    return rows.join(keys, on=on, how="semi", maintain_order="left")
+
+
 def sites(trace: Trace, calls: pl.DataFrame) -> pl.Series:
     """The place in the user's code of each call, null where the trace has none.
 

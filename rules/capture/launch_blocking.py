@@ -20,7 +20,7 @@ from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
-from streamlint.where import locate
+from streamlint.where import calls_behind, locate
 
 LAUNCH_NS = 5_600
 """A launch call that doesn't wait takes this long under nsys (H200)."""
@@ -72,7 +72,6 @@ def _finding(trace: Trace, region: Region, launches: pl.DataFrame) -> Finding:
     blocked = union(column(launches, "issue_ns"), column(launches, "issue_end_ns"))
     change = _change(trace, region)
     cost = _cost(trace, region, change, blocked.total_ns)
-    key = ["pid", "correlation_id"]
     longest = launches.sort(
         pl.col("issue_end_ns") - pl.col("issue_ns"),
         descending=True,
@@ -85,9 +84,7 @@ def _finding(trace: Trace, region: Region, launches: pl.DataFrame) -> Finding:
         severity=severity_of(cost),
         confidence=Confidence.HIGH if said else Confidence.MEDIUM,
         cost=cost,
-        where=locate(
-            trace, calls=trace.launches.join(launches, on=key, how="semi"), ops=launches
-        ),
+        where=locate(trace, calls=calls_behind(trace, launches), ops=launches),
         occurrences=launches.height,
         evidence=tuple(
             Evidence(

@@ -13,7 +13,7 @@ from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
-from streamlint.where import locate
+from streamlint.where import locate, ops_asked_by
 
 LONG_FACTOR = 2.5
 """A first launch this many times the median loaded code.
@@ -192,16 +192,13 @@ def _finding(trace: Trace, region: Region, loads: pl.DataFrame) -> Finding:
     longest = loads.sort(
         pl.col("end_ns") - pl.col("start_ns"), descending=True, maintain_order=True
     ).head(5)
-    on = ["pid", "correlation_id"]
     return Finding(
         message=f"GPU code is loaded in repeated work ({what}), "
         f"which takes {spent / 1e6:.2f} ms of host time",
         severity=severity_of(cost),
         confidence=Confidence.HIGH if modules else Confidence.MEDIUM,
         cost=cost,
-        where=locate(
-            trace, calls=loads, ops=trace.gpu_ops.join(loads, on=on, how="semi")
-        ),
+        where=locate(trace, calls=loads, ops=ops_asked_by(trace, loads)),
         occurrences=loads.height,
         evidence=tuple(
             Evidence(start, end, what, correlation_id)

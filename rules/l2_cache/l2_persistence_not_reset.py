@@ -7,18 +7,23 @@ import polars as pl
 
 from streamlint.cost import MIN_SHARE
 from streamlint.findings import (
-    Claim,
     Confidence,
-    Cost,
     Evidence,
     Finding,
     Severity,
 )
-from streamlint.l2 import L2Marks, l2_calls, l2_marks, no_set_aside, unseen
+from streamlint.l2 import (
+    L2Marks,
+    l2_calls,
+    l2_marks,
+    no_set_aside,
+    unknown_gain,
+    unseen,
+)
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, busy, column, regions
 from streamlint.trace.model import Trace
-from streamlint.where import locate
+from streamlint.where import calls_behind, locate
 
 MIN_KERNELS = 5
 """Fewer kernels after the last window are the end of the program."""
@@ -188,18 +193,12 @@ def _finding(
     evidence: tuple[Evidence, ...],
     identity: tuple[str, ...],
 ) -> Finding:
-    calls = trace.launches.join(after, on=["pid", "correlation_id"], how="semi")
+    calls = calls_behind(trace, after)
     return Finding(
         message=message,
         severity=severity,
         confidence=confidence,
-        cost=Cost(
-            Claim.NONE,
-            None,
-            None,
-            "what kernels gain from more L2 is not in a trace: compare their "
-            "durations with and without the reset",
-        ),
+        cost=unknown_gain("reset"),
         where=locate(trace, calls=calls, ops=after),
         occurrences=after.height,
         evidence=evidence,

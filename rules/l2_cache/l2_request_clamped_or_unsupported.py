@@ -28,7 +28,7 @@ from streamlint.l2 import (
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, busy, regions
 from streamlint.trace.model import Trace
-from streamlint.where import locate
+from streamlint.where import calls_behind, locate
 
 _NO_COST = Cost(
     Claim.NONE,
@@ -206,7 +206,7 @@ def _of_kernels(
 ) -> Finding:
     # A trace prices no cache miss; but the program does not do what it was meant to.
     share = busy(kernels) / max(1, region.duration_ns)
-    calls = trace.launches.join(kernels, on=["pid", "correlation_id"], how="semi")
+    calls = calls_behind(trace, kernels)
     longest = kernels.sort(
         pl.col("end_ns") - pl.col("start_ns"), descending=True, maintain_order=True
     ).head(5)

@@ -23,7 +23,7 @@ from streamlint.l2 import MARKS_PAGE, l2_marks, without_marks
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, busy, column, regions
 from streamlint.trace.model import Trace
-from streamlint.where import locate
+from streamlint.where import calls_behind, locate
 
 TOLERANCE = 1.01
 """Hit ratios are rounded; 1 % more than the set-aside is meant to fit."""
@@ -240,7 +240,7 @@ def _finding(
     evidence: tuple[Evidence, ...],
     cause: str,
 ) -> Finding:
-    calls = trace.launches.join(kernels, on=["pid", "correlation_id"], how="semi")
+    calls = calls_behind(trace, kernels)
     # A trace prices no cache miss, and without a price any finding would be info.
     # But by the program's own figures the window can't work as it was meant.
     share = busy(kernels) / max(1, region.duration_ns)

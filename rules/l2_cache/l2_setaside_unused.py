@@ -8,9 +8,7 @@ import polars as pl
 from streamlint.copies import size_words
 from streamlint.cost import MIN_SHARE
 from streamlint.findings import (
-    Claim,
     Confidence,
-    Cost,
     Evidence,
     Finding,
     Severity,
@@ -22,12 +20,13 @@ from streamlint.l2 import (
     launched_during,
     no_set_aside,
     set_aside_by_environment,
+    unknown_gain,
     unseen,
 )
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, busy, column, regions
 from streamlint.trace.model import Trace
-from streamlint.where import locate
+from streamlint.where import calls_behind, locate
 
 MIN_KERNELS = 5
 """Fewer kernels run between reserving L2 and setting the window, as set-up."""
@@ -208,18 +207,12 @@ def _finding(
     confidence: Confidence,
     evidence: tuple[Evidence, ...],
 ) -> Finding:
-    calls = trace.launches.join(ran, on=["pid", "correlation_id"], how="semi")
+    calls = calls_behind(trace, ran)
     return Finding(
         message=message,
         severity=severity,
         confidence=confidence,
-        cost=Cost(
-            Claim.NONE,
-            None,
-            None,
-            "what kernels gain from more L2 is not in a trace: compare their "
-            "durations with and without the set-aside",
-        ),
+        cost=unknown_gain("set-aside"),
         where=locate(trace, calls=calls, ops=ran),
         occurrences=ran.height,
         evidence=evidence,

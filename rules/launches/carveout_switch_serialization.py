@@ -15,7 +15,7 @@ from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
-from streamlint.where import locate
+from streamlint.where import calls_behind, locate
 
 MIN_HELD = 3
 """Fewer held kernels are chance."""
@@ -176,8 +176,7 @@ def _finding(trace: Trace, region: Region, held: pl.DataFrame) -> Finding:
         ),
     )
     low, high = held["low_bytes"][0], held["high_bytes"][0]
-    key = ["pid", "correlation_id"]
-    calls = trace.launches.join(held, on=key, how="semi", maintain_order="left")
+    calls = calls_behind(trace, held)
     longest = held.sort("wait_ns", descending=True, maintain_order=True).head(5)
     return Finding(
         message=f"{held.height} kernels or their last blocks began only when one of "

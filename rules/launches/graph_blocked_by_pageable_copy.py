@@ -13,7 +13,7 @@ from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
-from streamlint.where import locate, sites
+from streamlint.where import locate, ops_asked_by, sites
 
 MIN_LAUNCHES = 3
 """Fewer are start-up, not a loop."""
@@ -112,8 +112,7 @@ def _finding(
         "launches of 70 us, the copies as they are",
         direct=price(Claim.DIRECT, spent, region, "time in these launches"),
     )
-    key = ["pid", "correlation_id"]
-    ops = trace.gpu_ops.join(launches, on=key, how="semi", maintain_order="left")
+    ops = ops_asked_by(trace, launches)
     longest = launches.sort(
         launches["end_ns"] - launches["start_ns"], descending=True, maintain_order=True
     ).head(5)

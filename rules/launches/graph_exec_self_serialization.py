@@ -15,7 +15,7 @@ from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
-from streamlint.where import locate, sites
+from streamlint.where import calls_behind, locate, ops_asked_by, sites
 
 MIN_HELD = 3
 """Fewer launches in turn are start-up, not a pattern."""
@@ -132,8 +132,7 @@ def _finding(
 ) -> Finding:
     alike = launches.join(held, on="exec", how="semi")
     change = _change(trace, alike, held)
-    key = ["pid", "correlation_id"]
-    ops = trace.gpu_ops.join(held, on=key, how="semi", maintain_order="left")
+    ops = ops_asked_by(trace, held)
     cost = price_without_delay(
         trace,
         region,
@@ -142,7 +141,7 @@ def _finding(
         "the same work with an executable graph for each stream",
         _cost(alike.filter(region.holds()), held, region),
     )
-    calls = trace.launches.join(held, on=key, how="semi", maintain_order="left")
+    calls = calls_behind(trace, held)
     streams = alike["stream_id"].n_unique()
     waiting = (pl.col("start_ns") - pl.col("ready_ns")).alias("waiting_ns")
     longest = held.sort(waiting, descending=True, maintain_order=True).head(5)

@@ -21,7 +21,7 @@ from streamlint.untraced import (
     untraced,
 )
 from streamlint.waits import device_busy, waiting_calls
-from streamlint.where import locate
+from streamlint.where import calls_behind, locate
 
 MIN_KERNELS = 20
 """Shorter runs save too little in a graph (rule catalogue)."""
@@ -215,7 +215,7 @@ def _finding(
         "every run as one graph launch, its kernels 0.05 us apart",
         direct=_cost(runs, active, region),
     )
-    calls = trace.launches.join(launched, on=["pid", "correlation_id"], how="semi")
+    calls = calls_behind(trace, launched)
     count = launched.height
     idle = column(runs, "idle_ns").sum()
     length = (column(runs, "end_ns") - column(runs, "start_ns")).sum()

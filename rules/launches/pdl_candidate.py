@@ -14,7 +14,7 @@ from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, regions
 from streamlint.trace.model import Trace
-from streamlint.where import locate
+from streamlint.where import calls_behind, locate
 
 MIN_PAIRS = 100
 """A hundred gaps of 1 us are the least that is worth changing kernels for."""
@@ -108,7 +108,7 @@ def _finding(trace: Trace, region: Region, pairs: pl.DataFrame) -> Finding:
         "an estimate, each of these kernels 0.24 us before the end of the one before",
         direct=price(Claim.DIRECT, total, region, "sum of the gaps"),
     )
-    calls = trace.launches.join(pairs, on=["pid", "correlation_id"], how="semi")
+    calls = calls_behind(trace, pairs)
     longest = pairs.sort("gap_ns", descending=True, maintain_order=True).head(5)
     return Finding(
         message=f"{pairs.height} queued kernels start {total / pairs.height / 1e3:.1f} "

@@ -14,7 +14,7 @@ from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
-from streamlint.where import locate
+from streamlint.where import calls_behind, locate
 
 MAX_FRACTION = 0.25
 """Kernels that ask for less of the GPU leave room for three more (rule catalogue)."""
@@ -154,7 +154,7 @@ def _finding(
         if gain is None
         else f"side by side they were {gain:.1f} times as fast"
     )
-    calls = trace.launches.join(runs, on=["pid", "correlation_id"], how="semi")
+    calls = calls_behind(trace, runs)
     longest = (
         runs.group_by("run", "stream_id", maintain_order=True)
         .agg(

@@ -15,7 +15,7 @@ from streamlint.intervals import Intervals, union
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
-from streamlint.where import locate
+from streamlint.where import calls_behind, locate
 
 MIN_CLASS_SHARE = 0.10
 """Copies or kernels that fill less of the judged region aren't worth hiding."""
@@ -198,9 +198,7 @@ def _finding(trace: Trace, region: Region, chain: _Chain) -> Finding:
         for lane in _LANES
     )
     longest = copies.sort("ns", descending=True)
-    calls = trace.launches.join(
-        chain.ops, on=["pid", "correlation_id"], how="semi", maintain_order="left"
-    )
+    calls = calls_behind(trace, chain.ops)
     kernels = chain.ops.filter(pl.col("lane") == "compute")["name"]
     return Finding(
         message=f"copies and kernels take turns on one stream for {chain.rounds} "

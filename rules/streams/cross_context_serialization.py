@@ -23,7 +23,7 @@ from streamlint.replay import Edge
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
-from streamlint.where import locate
+from streamlint.where import calls_behind, locate
 
 MIN_HELD = 3
 """Fewer kernels that were held are start-up of the other process, not a pattern."""
@@ -241,7 +241,7 @@ def _finding(trace: Trace, turns: _Turns) -> Finding:
 def _where(trace: Trace, held: pl.DataFrame) -> Where:
     """The kernels, and more only where one process has all the contexts."""
     if held["pid"].n_unique() == 1:
-        calls = trace.launches.join(held, on=["pid", "correlation_id"], how="semi")
+        calls = calls_behind(trace, held)
         return locate(trace, calls=calls, ops=held)
     longest = held.group_by("name").agg(pl.col("ran_ns").sum())
     names = longest.sort("ran_ns", "name", descending=[True, False])["name"]

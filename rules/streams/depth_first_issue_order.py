@@ -14,7 +14,7 @@ from streamlint.replay import Edge
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
-from streamlint.where import locate
+from streamlint.where import calls_behind, locate
 
 MIN_GAPS = 3
 """Fewer idle gaps of a copy engine are no pattern; four pieces leave three."""
@@ -149,9 +149,7 @@ def _cost(gaps: pl.DataFrame, region: Region) -> Cost:
 def _finding(trace: Trace, region: Region, gaps: pl.DataFrame) -> Finding:
     cost = _cost(gaps, region)
     longest = gaps.sort(pl.col("until_ns") - pl.col("idle_ns"), descending=True)
-    calls = trace.launches.join(
-        gaps, on=["pid", "correlation_id"], how="semi", maintain_order="left"
-    )
+    calls = calls_behind(trace, gaps)
     engine = "the copy engine" if gaps["lane"][0].endswith("copies") else "an engine"
     return Finding(
         message=f"{engine} idled {(cost.ns or 0) / 1e6:.2f} ms in {gaps.height} gaps "

@@ -24,7 +24,7 @@ from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
-from streamlint.where import locate
+from streamlint.where import calls_behind, locate
 
 HANDOVER_NS = 10_000
 """An operation that starts this soon after another ended was waiting for it.
@@ -150,7 +150,7 @@ def _judge(
         for i in strongest
         for row in [ops.row(int(holds.rows[i]), named=True)]
     )
-    calls = trace.launches.join(null, on=["pid", "correlation_id"], how="semi")
+    calls = calls_behind(trace, null)
     streams = ops.filter(pl.col("stream_kind") != "null")["stream_id"].n_unique()
     return Finding(
         message=f"work on the legacy default stream ({causes}) takes turns with "
@@ -185,7 +185,7 @@ def _latent(
     if turns < LATENT_TURNS:
         return None
     first = null.row(0, named=True)
-    calls = trace.launches.join(null, on=["pid", "correlation_id"], how="semi")
+    calls = calls_behind(trace, null)
     return Finding(
         message="the legacy default stream and blocking streams are used in turn "
         f"{turns} times; they can't overlap, but nothing waited in this run",

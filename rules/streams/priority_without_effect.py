@@ -22,7 +22,7 @@ from streamlint.replay import Edge, Replay, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
-from streamlint.where import locate
+from streamlint.where import calls_behind, locate
 
 MIN_HELD = 3
 """Fewer urgent kernels that waited are start-up, not a pattern."""
@@ -182,7 +182,7 @@ def _finding(
     cost = _cost(trace, region, held, change)
     waits = column(held, "until_ns") - column(held, "ready_ns")
     holders = held["holder"].value_counts(sort=True)["holder"].to_list()
-    calls = trace.launches.join(held, on=["pid", "correlation_id"], how="semi")
+    calls = calls_behind(trace, held)
     longest = held.sort(pl.col("until_ns") - pl.col("ready_ns"), descending=True)
     return Finding(
         message=f"{held.height} kernels of higher priority were held up for "

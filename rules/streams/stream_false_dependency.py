@@ -18,7 +18,7 @@ from streamlint.replay.graph import connections
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region
 from streamlint.trace.model import Trace
-from streamlint.where import locate
+from streamlint.where import calls_behind, locate
 
 MIN_HELD = 5
 """Fewer operations that start with another stream's are chance."""
@@ -139,7 +139,7 @@ def _finding(
     )
     key = ["pid", "correlation_id"]
     ops = trace.gpu_ops.join(held, on=[*key, "start_ns"], how="semi")
-    calls = trace.launches.join(held, on=key, how="semi", maintain_order="left")
+    calls = calls_behind(trace, held)
     longest = held.sort(pl.col("waited") - pl.col("free_ns"), descending=True).head(5)
     recorded = trace.event_records.filter(pl.col("pid") == region.pid)
     kernels = ops.filter(pl.col("kind") == "kernel")["name"]

@@ -12,7 +12,7 @@ from streamlint.intervals import Bools, Int64, union
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
-from streamlint.where import locate
+from streamlint.where import calls_behind, locate
 
 MIN_HELD = 3
 """Fewer operations that waited for another thread's are start-up."""
@@ -175,7 +175,7 @@ def _finding(
     here = ops.filter(region.holds())
     cost = _cost(here, held, region)
     longest = held.sort(pl.col("start_ns") - pl.col("ready_ns"), descending=True)
-    calls = trace.launches.join(held, on=["pid", "correlation_id"], how="semi")
+    calls = calls_behind(trace, held)
     return Finding(
         message=f"{here['tid'].n_unique()} threads launch {here.height} operations "
         "into the one legacy default stream, where one waited for another "

@@ -9,7 +9,7 @@ from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Seve
 from streamlint.rule import Outcome, rule
 from streamlint.trace.model import Trace
 from streamlint.unwaited import cut_off, unwaited
-from streamlint.where import locate, sites
+from streamlint.where import calls_behind, locate, sites
 
 
 @rule(needs=("memcpys", "runtime_calls"))
@@ -66,7 +66,7 @@ def _finding(trace: Trace, copies: pl.DataFrame, site: object) -> Finding:
     ops = trace.gpu_ops.join(
         copies, on=["pid", "correlation_id", "start_ns"], how="semi"
     )
-    calls = trace.launches.join(copies, on=["pid", "correlation_id"], how="semi")
+    calls = calls_behind(trace, copies)
     return Finding(
         message=f"no later call waits for {copies.height} asynchronous "
         f"cop{'y' if copies.height == 1 else 'ies'} to page-locked memory "

@@ -27,7 +27,7 @@ from streamlint.intervals import union
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
-from streamlint.where import locate, sites
+from streamlint.where import calls_behind, locate, ops_asked_by, sites
 
 MIN_COPIES = 3
 """Fewer copies are a one-time transfer: page-locking memory for it costs more.
@@ -119,8 +119,6 @@ def _finding(
     large = int((copies["size_bytes"] > SMALL_BYTES).sum())
     some = "" if large == copies.height else f", {large} of them over 64 KiB"
     number = f"{copies.height} asynchronous cop{'y' if copies.height == 1 else 'ies'}"
-    key = judged.select("pid", "correlation_id").unique()
-    on = ["pid", "correlation_id"]
     slowest = judged.sort(
         pl.col("issue_end_ns") - pl.col("issue_ns"), descending=True
     ).head(5)
@@ -134,8 +132,8 @@ def _finding(
         cost=cost,
         where=locate(
             trace,
-            calls=trace.launches.join(key, on=on, how="semi", maintain_order="left"),
-            ops=trace.gpu_ops.join(key, on=on, how="semi", maintain_order="left"),
+            calls=calls_behind(trace, judged),
+            ops=ops_asked_by(trace, judged),
         ),
         occurrences=copies.height,
         evidence=tuple(

@@ -19,7 +19,7 @@ from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, regions
 from streamlint.trace.model import Trace
 from streamlint.waits import waiting_calls
-from streamlint.where import locate
+from streamlint.where import calls_behind, locate
 
 SMALL_CHUNK = 1 << 20
 """Copies of less don't reach the rate of the bus: 49 of 52 GB/s at 1 MiB (H200)."""
@@ -351,7 +351,6 @@ def _finding(
     identity: str,
     change: Change | None,
 ) -> Finding:
-    on = ["pid", "correlation_id"]
     longest = passes.sort(
         pl.col("end_ns") - pl.col("start_ns"), descending=True, maintain_order=True
     ).head(5)
@@ -361,7 +360,7 @@ def _finding(
         severity=severity_of(cost),
         confidence=Confidence.LOW if identity == "large" else Confidence.MEDIUM,
         cost=cost,
-        where=locate(trace, calls=trace.launches.join(ops, on=on, how="semi"), ops=ops),
+        where=locate(trace, calls=calls_behind(trace, ops), ops=ops),
         occurrences=occurrences,
         evidence=tuple(
             Evidence(start, end, f"{number} copies of {size_words(size)} in one pass")

@@ -21,7 +21,7 @@ from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, regions
 from streamlint.trace.model import Trace
-from streamlint.where import locate, sites
+from streamlint.where import calls_behind, locate, ops_asked_by, sites
 
 MIN_RUN = 32
 """Shorter runs cost less than 0.2 ms at the 5 us that a traced call takes."""
@@ -126,8 +126,6 @@ def _finding(
 ) -> Finding:
     change = _change(trace, copies)
     cost = _cost(trace, region, runs, change)
-    key = copies.select("pid", "correlation_id").unique()
-    on = ["pid", "correlation_id"]
     total = int(runs["size_bytes"].sum())
     directions = sorted(runs["direction"].unique())
     several = f", in {runs.height} runs" if runs.height > 1 else ""
@@ -141,8 +139,8 @@ def _finding(
         cost=cost,
         where=locate(
             trace,
-            calls=trace.launches.join(key, on=on, how="semi", maintain_order="left"),
-            ops=trace.gpu_ops.join(key, on=on, how="semi", maintain_order="left"),
+            calls=calls_behind(trace, copies),
+            ops=ops_asked_by(trace, copies),
         ),
         occurrences=copies.height,
         evidence=tuple(

@@ -14,7 +14,7 @@ from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
 from streamlint.waits import host_waits
-from streamlint.where import locate, sites
+from streamlint.where import locate, ops_asked_by, sites
 
 MIN_ROUNDS = 3
 """Copies with kernels launched in between, this many times, are a loop."""
@@ -127,7 +127,6 @@ def _finding(
     idle = int(calls["idle_ns"].sum())
     names = sorted(calls["name"].unique())
     inside = int((calls["end_ns"] - calls["start_ns"]).sum())
-    key = ["pid", "correlation_id"]
     strongest = calls.sort(
         "saving_ns", pl.col("end_ns") - pl.col("start_ns"), descending=True
     ).head(5)
@@ -141,7 +140,7 @@ def _finding(
         where=locate(
             trace,
             calls=calls,
-            ops=trace.gpu_ops.join(calls, on=key, how="semi", maintain_order="left"),
+            ops=ops_asked_by(trace, calls),
         ),
         occurrences=calls.height,
         evidence=tuple(
