@@ -14,9 +14,11 @@ from pathlib import Path
 from streamlint.errors import StreamlintError, UsageError
 from streamlint.harness import nsys, workloads
 from streamlint.harness.collect import PROVENANCE, SAMPLES, can_redact, collect
+from streamlint.harness.compare import compare, text
 from streamlint.harness.nsys import EXIT_INTERRUPTED, Detail, Say
 from streamlint.harness.runner import (
     JOBS,
+    ROUNDS,
     TIMEOUT_S,
     Outcome,
     Settings,
@@ -103,7 +105,18 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     add.add_argument("--again", action="store_true", help="repeat what is done")
     add.add_argument(
-        "--takes", type=int, default=1, metavar="N", help="record each N times"
+        *("--rounds",),
+        type=int,
+        default=ROUNDS,
+        metavar="N",
+        help="time each in N processes (default: %(default)s)",
+    )
+    add.add_argument(
+        "--takes",
+        type=int,
+        default=1,
+        metavar="N",
+        help="record each N times; 0: only time",
     )
     add.add_argument(
         "--no-default-flags",
@@ -134,6 +147,11 @@ def _parser(program: str) -> argparse.ArgumentParser:
     add.add_argument("--again", action="store_true", help="replace stored samples")
     _add_samples(add)
     add.set_defaults(action=_collect)
+
+    add = commands.add_parser("compare", help="hold two runs' times side by side")
+    add.add_argument("first", type=Path, help="what `run --raw` wrote")
+    add.add_argument("second", type=Path, help="the same of another run")
+    add.set_defaults(action=_compare)
 
     add = commands.add_parser("score", help="compare the rules with what was measured")
     add.add_argument("--markdown", action="store_true", help="write a Markdown page")
@@ -229,8 +247,9 @@ def _run(options: argparse.Namespace, _: list[str], say: Say) -> int:
         _settings(options),
         raw=options.raw or _RAW,
         again=options.again,
-        default_flags=not options.no_default_flags,
-        takes=max(1, options.takes),
+        default_flags=options.takes > 0 and not options.no_default_flags,
+        rounds=max(1, options.rounds),
+        takes=max(0, options.takes),
         timeout_s=options.timeout,
         budget_s=options.budget,
         jobs=max(1, options.jobs),
@@ -264,6 +283,13 @@ def _collect(options: argparse.Namespace, _: list[str], say: Say) -> int:
         )
     found = collect(options.raw, options.samples, say, again=options.again)
     return 1 if any(pair.problem for pair in found) else 0
+
+
+def _compare(options: argparse.Namespace, _: list[str], say: Say) -> int:
+    compared = compare(options.first, options.second)
+    for line in text(compared):
+        say(line)
+    return 0 if compared and all(one.within for one in compared) else 1
 
 
 def _score(options: argparse.Namespace, _: list[str], say: Say) -> int:

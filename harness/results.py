@@ -34,18 +34,25 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Region times in microseconds."""
+    """Region times in microseconds: of ``runs`` repeats in ``processes`` in all."""
 
     runs: int
+    processes: int
     median: float
     min: float
     max: float
 
     @classmethod
-    def of(cls, regions: list[float]) -> Times:
-        """Their median and range."""
-        low, high = min(regions), max(regions)
-        return cls(len(regions), round(statistics.median(regions), 2), low, high)
+    def of(cls, processes: list[list[float]]) -> Times:
+        """Median and range of all repeats, given by process."""
+        regions = [us for process in processes for us in process]
+        return cls(
+            runs=len(regions),
+            processes=len(processes),
+            median=round(statistics.median(regions), 2),
+            min=min(regions),
+            max=max(regions),
+        )
 
     def as_dict(self) -> dict[str, float]:
         """As JSON has it."""
@@ -121,13 +128,12 @@ def stored(raw: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def times(result: dict[str, Any], variant: str, mode: str) -> Times | None:
     """Region times of ``variant`` over all takes of ``mode``."""
-    regions = [
-        us
+    processes = [
+        step["region_us"]
         for step in result.get("steps", {}).values()
-        if step["mode"] == mode and step["variant"] == variant
-        for us in step["region_us"]
+        if step["mode"] == mode and step["variant"] == variant and step["region_us"]
     ]
-    return Times.of(regions) if regions else None
+    return Times.of(processes) if processes else None
 
 
 def median_export(result: dict[str, Any], variant: str) -> tuple[str, float] | None:

@@ -39,7 +39,10 @@ from streamlint.harness.workloads import (
 )
 
 REPEAT = 7
-"""Unprofiled repeats; enough for a median and a range."""
+"""Unprofiled repeats of one process; enough for a median and a range."""
+ROUNDS = 5
+"""Processes that time each variant. Repeats in one process spread less than
+processes do, which differ in where memory lies and when they run."""
 TIMEOUT_S = 120.0
 JOBS = 6
 """Recordings in work at a time; one has the GPU, the others are imported."""
@@ -79,9 +82,9 @@ class Outcome:
 class Settings:
     """How to run: where things are and go, and how much to do.
 
-    ``takes`` is how often each variant is recorded with full flags. After
-    ``budget_s`` nothing new is begun. ``jobs`` recordings are exported at a time
-    while the next runs.
+    ``rounds`` is how many processes time each variant, ``takes`` how often it is
+    recorded with full flags. After ``budget_s`` nothing new is begun. ``jobs``
+    recordings are exported at a time while the next runs.
     """
 
     raw: Path
@@ -90,6 +93,7 @@ class Settings:
     arch: int | None = None
     again: bool = False
     default_flags: bool = True
+    rounds: int = ROUNDS
     takes: int = 1
     timeout_s: float = TIMEOUT_S
     budget_s: float | None = None
@@ -260,10 +264,12 @@ class _Run:
 
     def _steps(self, pair: Pair, *modes: str) -> list[Step]:
         """The steps of a pair in these modes, in all without any."""
+        rounds = 1 if pair.workload.is_probe else self._settings.rounds
+        times = {PLAIN: rounds, FULL: self._settings.takes, DEFAULT: 1}
         return [
             Step(variant, mode, take + 1)
-            for mode in modes or (PLAIN, FULL, DEFAULT)
-            for take in range(self._settings.takes if mode == FULL else 1)
+            for mode in modes or times
+            for take in range(times[mode])
             for variant in pair.workload.variants
         ]
 
@@ -288,16 +294,19 @@ class _Run:
             self._say(f"{pair.name}: {status.value}: {detail}")
 
     def _phase(self, mode: str, jobs: int) -> None:
-        """Run every pair in ``mode``, ``jobs`` steps at a time."""
+        """Run every pair in ``mode``, ``jobs`` steps at a time.
+
+        All first takes come before all second ones: takes of one variant are far
+        apart, so that a machine that drifts shows in their range.
+        """
         pool = ThreadPoolExecutor(jobs)
         try:
-            waiting = {
-                pair: [
-                    pool.submit(self._step, pair, step)
-                    for step in self._steps(pair, mode)
-                ]
-                for pair in self._left()
+            waiting: dict[Pair, list[Future[list[float]]]] = {
+                pair: [] for pair in self._left()
             }
+            steps = [(pair, s) for pair in waiting for s in self._steps(pair, mode)]
+            for pair, step in sorted(steps, key=lambda pair_step: pair_step[1].take):
+                waiting[pair].append(pool.submit(self._step, pair, step))
             owner = {f: pair for pair, futures in waiting.items() for f in futures}
             of = len(waiting)
             for future in as_completed(owner):

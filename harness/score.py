@@ -402,8 +402,9 @@ def markdown(result: Score) -> str:
         "which part of the judged region that is.",
         "- *Measured* is the time of the region in `bad` less that in `fixed`: "
         "*profiled* in the runs that the traces show, *not profiled* the medians of "
-        "seven repeats without nsys. Recording slows calls down, so the two differ. "
-        "Where runs differ, the smallest and largest share of any two follow.",
+        "all repeats in several processes without nsys. Recording slows calls down, "
+        "so the two differ. Where runs differ, the smallest and largest share of any "
+        "two follow.",
         "- *Ratio* compares the shares, predicted over measured: profiled, unless the "
         "claim is one of the run that is not profiled.",
         f"- A *what-if* must be within {MAX_ERROR:.0%} of the measured saving or "

@@ -511,7 +511,8 @@ def add_workload(folder: Path, rule: str, body: str = "") -> None:
 
 
 def settings(folder: Path, **more: object) -> Settings:
-    return Settings(raw=folder / "raw", sources=folder / "sources", **more)  # type: ignore[arg-type]
+    given = {"raw": folder / "raw", "sources": folder / "sources", "rounds": 1} | more
+    return Settings(**given)  # type: ignore[arg-type]
 
 
 def statuses(outcomes: list[runner.Outcome]) -> dict[str, Status]:
@@ -759,7 +760,7 @@ def test_redact_command_writes_a_copy_and_says_what_it_removed(fake: Path) -> No
 def test_collect_stores_redacted_pairs_with_their_provenance(fake: Path) -> None:
     add_workload(fake, "busy-poll")
     add_workload(fake, "launch-bound-kernels", "if variant == 'fixed': sys.exit(1)")
-    runner.run([], settings(fake, takes=3), lambda _: None)
+    runner.run([], settings(fake, takes=3, rounds=2), lambda _: None)
     samples = fake / "samples"
     found = collect.collect(fake / "raw", samples, lambda _: None)
     assert [(pair.name, pair.changed) for pair in found] == [
@@ -776,14 +777,53 @@ def test_collect_stores_redacted_pairs_with_their_provenance(fake: Path) -> None
     assert bad["nsys_exporter"] == "2025.3.1"
     assert bad["source"] == "harness/workloads/busy_poll__fake.py"
     assert bad["region_us"]["plain"] == {
-        **{"runs": 7, "median": 2003.0},
+        **{"runs": 14, "processes": 2, "median": 2003.0},
         **{"min": 2000.0, "max": 2006.0},
     }
-    assert bad["region_us"]["full"]["runs"] == 3
+    assert bad["region_us"]["full"]["processes"] == 3
     assert bad["region_us"]["stored"] == 2000.0
     assert str(fake) not in text
     again = collect.collect(fake / "raw", samples, lambda _: None)
     assert not again[0].changed
+
+
+def test_all_first_processes_come_before_all_second_ones(fake: Path) -> None:
+    add_workload(fake, "busy-poll")
+    add_workload(fake, "launch-blocking")
+    chosen = settings(fake, rounds=2, takes=0, default_flags=False)
+    outcomes = runner.run([], chosen, lambda _: None)
+    assert set(statuses(outcomes).values()) == {Status.DONE}
+    one = [
+        f"{w} {v}" for w in ("busy-poll", "launch-blocking") for v in workloads.VARIANTS
+    ]
+    assert [line.split(" ", 1)[1] for line in logged(fake, "workload")] == [
+        f"{run} x7" for run in [*one, *one]
+    ]
+
+
+def test_compare_says_which_medians_left_the_range(
+    fake: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_workload(fake, "busy-poll")
+    for name in ("one", "two"):
+        chosen = settings(fake, raw=fake / name, takes=0, default_flags=False)
+        runner.run([], chosen, lambda _: None)
+    said: list[str] = []
+    arguments = ["compare", str(fake / "one"), str(fake / "two")]
+    assert main(arguments, said.append) == 0
+    assert said[-1] == "2 of 2 medians lie in the range of the first run"
+    file = next((fake / "two").rglob("result.json"))
+    result = json.loads(file.read_text())
+    slow = result["steps"]["bad.plain"]
+    slow["region_us"] = [2 * us for us in slow["region_us"]]
+    file.write_text(json.dumps(result))
+    assert main(arguments, said.append) == 1
+    assert said[-2].startswith("busy-poll/fake bad")
+    assert said[-2].endswith("+100.0%  outside")
+    assert said[-1] == "1 of 2 medians lie in the range of the first run"
+    file.write_text(json.dumps(result | {"gpu": "another"}))
+    assert main(arguments, said.append) == 1
+    assert said[-1] == "0 of 0 medians lie in the range of the first run"
 
 
 def test_collect_needs_results(tmp_path: Path) -> None:
