@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +24,7 @@ from streamlint.errors import StreamlintError, UsageError
 from streamlint.escape import printable
 
 if TYPE_CHECKING:
+    from streamlint.config import Config
     from streamlint.engine import Report
     from streamlint.findings import Severity
     from streamlint.trace.model import Trace
@@ -35,6 +37,18 @@ _TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep")
 _PLOTLYJS_HELP = (
     "Where a page has plotly.js from: inline (works offline), cdn, or a bundle's file."
 )
+_ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="Use this configuration, not the nearest streamlint.toml or "
+        "pyproject.toml.",
+    ),
+]
+_IsolatedOption = Annotated[
+    bool, typer.Option("--isolated", help="Use no configuration file.")
+]
 _HtmlOption = Annotated[
     Path | None,
     typer.Option("--html", help="Also write a page with a timeline, as `report` does."),
@@ -50,6 +64,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+config_app = typer.Typer(
+    help="Show the configuration.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(config_app, name="config")
 
 
 class OutputFormat(str, Enum):
@@ -135,7 +153,8 @@ def lint(
     select: Annotated[
         list[str] | None,
         typer.Option(
-            help="Only these rules or families (comma-separated, repeatable)."
+            help="Only these rules or families (comma-separated, repeatable), "
+            "whatever the configuration selects and ignores."
         ),
     ] = None,
     ignore: Annotated[
@@ -143,11 +162,23 @@ def lint(
         typer.Option(help="Not these rules or families (comma-separated, repeatable)."),
     ] = None,
     fail_on: Annotated[
-        FailOn, typer.Option(help="Exit with 1 on findings of this severity or above.")
-    ] = FailOn.LOW,
+        FailOn | None,
+        typer.Option(
+            help="Exit with 1 on findings of this severity or above (default: low)."
+        ),
+    ] = None,
+    min_saving: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME|SHARE",
+            help="Leave out findings that cost less: 1ms, or 0.5% of the judged time.",
+        ),
+    ] = None,
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="Exit with 0 in spite of findings.")
     ] = False,
+    config: _ConfigOption = None,
+    isolated: _IsolatedOption = False,
     color: Annotated[Color, typer.Option(help="Colour the text.")] = Color.AUTO,
     html: _HtmlOption = None,
     plotlyjs: Annotated[str, typer.Option(help=_PLOTLYJS_HELP)] = "inline",
@@ -159,11 +190,19 @@ def lint(
         from streamlint.registry import select as select_rules
         from streamlint.reporters import renderer
 
-        rules = select_rules(_names(select), _names(ignore))
+        held = _configuration(config, isolated, min_saving)
+        chosen, left_out = _names(select), _names(ignore)
+        if not chosen:
+            chosen, left_out = [*held.select], [*held.ignore, *left_out]
+        rules = select_rules(chosen, left_out)
     if not rules:
         raise UsageError(
-            "--select and --ignore leave no rule", hint="`streamlint rules` lists them"
+            "--select and --ignore leave no rule"
+            if held.path is None
+            else f"--select, --ignore and {held.origin} leave no rule",
+            hint="`streamlint rules` lists them",
         )
+    least = held.fail_on if fail_on is None else Severity(fail_on.value)
     _not_a_trace("--output", output)
     _not_a_trace("--html", html)
     as_perfetto = output_format is OutputFormat.PERFETTO
@@ -185,7 +224,14 @@ def lint(
             with _opened(path) as trace, _progress(path.name) as told:
                 as_json = output_format is OutputFormat.JSON
                 with_model = as_json or html is not None
-                report = lint_trace(trace, rules, told, with_model=with_model)
+                report = lint_trace(
+                    trace,
+                    rules,
+                    told,
+                    with_model=with_model,
+                    settings=held.settings,
+                    policy=held.policy,
+                )
                 reports.append(report)
                 if html is not None:
                     told("the page")
@@ -209,11 +255,7 @@ def lint(
             reports, failures, _use_color(color, on_screen), _width(on_screen)
         )
         _write(text, output)
-    sys.exit(
-        _exit_code(
-            reports, bool(failures), Severity(fail_on.value), exit_zero=exit_zero
-        )
-    )
+    sys.exit(_exit_code(reports, bool(failures), least, exit_zero=exit_zero))
 
 
 @app.command()
@@ -228,22 +270,33 @@ def report(
         Path, typer.Option("--output", "-o", help="The page to write.")
     ] = Path("report.html"),
     plotlyjs: Annotated[str, typer.Option(help=_PLOTLYJS_HELP)] = "inline",
+    config: _ConfigOption = None,
+    isolated: _IsolatedOption = False,
 ) -> None:
     """Write a page for a browser: findings, timeline, and the run once fixed."""
     from streamlint.engine import lint as lint_trace
-    from streamlint.registry import all_rules
+    from streamlint.registry import select as select_rules
 
     _not_a_trace("--output", output)
     if len(traces) > 2:
         raise UsageError(
             "a report is about one trace or two", hint="name one, or before and after"
         )
+    held = _configuration(config, isolated)
+    rules = select_rules([*held.select], [*held.ignore])
     with ExitStack() as opened:
         judged: list[tuple[Trace, Report]] = []
         for path in traces:
             trace = opened.enter_context(_opened(path))
             with _progress(path.name) as told:
-                found = lint_trace(trace, all_rules(), told, with_model=True)
+                found = lint_trace(
+                    trace,
+                    rules,
+                    told,
+                    with_model=True,
+                    settings=held.settings,
+                    policy=held.policy,
+                )
                 judged.append((trace, found))
         for _, found in judged:
             for _, crash in found.crashed:
@@ -286,14 +339,19 @@ def info(
     trace: Annotated[
         Path, typer.Argument(metavar="TRACE", help="A .sqlite export or .nsys-rep.")
     ],
+    config: _ConfigOption = None,
+    isolated: _IsolatedOption = False,
 ) -> None:
     """Show what a trace holds, and what can and cannot be judged from it."""
     from streamlint.engine import lint as lint_trace
     from streamlint.registry import all_rules
     from streamlint.reporters.info import render
 
+    settings = _configuration(config, isolated).settings
     with _opened(trace) as opened, _progress(trace.name) as told:
-        report = lint_trace(opened, all_rules(), told, with_model=True)
+        report = lint_trace(
+            opened, all_rules(), told, with_model=True, settings=settings
+        )
         text = render(opened, report, _width(sys.stdout.isatty()))
     _write(text, None)
 
@@ -328,6 +386,8 @@ def profile(
         bool, typer.Option("--exit-zero", help="Exit with 0 in spite of findings.")
     ] = False,
     html: _HtmlOption = None,
+    config: _ConfigOption = None,
+    isolated: _IsolatedOption = False,
 ) -> None:
     """Record a program with nsys, judge the trace, exit with the program's code."""
     from streamlint.harness import nsys
@@ -341,7 +401,15 @@ def profile(
         )
         failed = nsys.failure(recording)
         try:
-            lint([work.export], output_format, output, exit_zero=exit_zero, html=html)
+            lint(
+                [work.export],
+                output_format,
+                output,
+                exit_zero=exit_zero,
+                html=html,
+                config=config,
+                isolated=isolated,
+            )
         except SystemExit:
             if failed is not None:
                 raise failed from None
@@ -391,6 +459,36 @@ def redact(
     for what, count in removed.items():
         typer.echo(f"removed or rewritten: {count} {what}")
     typer.echo(f"look through {target} before you pass it on")
+
+
+@config_app.command()
+def show(config: _ConfigOption = None, isolated: _IsolatedOption = False) -> None:
+    """Print every setting that holds here, and where it comes from, as TOML."""
+    from streamlint.reporters.config import render
+
+    typer.echo(render(_configuration(config, isolated)), nl=False)
+
+
+def _configuration(
+    named: Path | None, isolated: bool, min_saving: str | None = None
+) -> Config:
+    """The file's configuration with what the command line says instead."""
+    from streamlint.config import SAVING_FORM, Config, load, saving_of
+
+    if isolated and named is not None:
+        raise UsageError(
+            "--config names a file and --isolated says to use none",
+            hint="leave one of them out",
+        )
+    held = Config() if isolated else load(Path.cwd(), named)
+    if min_saving is None:
+        return held
+    saving = saving_of(min_saving)
+    if saving is None:
+        raise UsageError(
+            f"--min-saving can't be {min_saving}", hint=f"it is {SAVING_FORM}"
+        )
+    return replace(held, min_saving=saving)
 
 
 def _page(judged: list[tuple[Trace, Report]], plotlyjs: str) -> str:

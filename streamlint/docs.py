@@ -41,6 +41,16 @@ def page(rule: Rule) -> str:
     lines = [f"# {rule.name}", "", rule.summary, "", f"Family: {rule.family}"]
     for heading, text in sections(rule).items():
         lines += ["", f"## {heading}", "", _wrapped(text)]
+    if rule.thresholds:
+        where = (
+            f"Keys of `rules.{rule.name}` in the configuration, with their defaults."
+        )
+        lines += ["", "## Thresholds", "", _wrapped(where), ""]
+    for threshold in rule.thresholds:
+        default = threshold.text(threshold.default).strip('"')
+        amount = f"{default} {threshold.counted}".strip()
+        text = f"`{threshold.name}`, {amount}: {threshold.origin}"
+        lines.append(_wrapped(text, "- ", "  "))
     return "\n".join(lines) + "\n"
 
 

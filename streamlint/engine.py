@@ -24,17 +24,31 @@ from streamlint.findings import (
 from streamlint.overview import Overview, overview
 from streamlint.replay import Replay, replay_of, span_ns
 from streamlint.rule import Rule
+from streamlint.settings import DEFAULTS, Settings
+from streamlint.suppression import Policy
 from streamlint.trace.capture import Capture
 from streamlint.trace.model import Trace
 
+_ALL = Policy()
+
 
 class Judgement(NamedTuple):
-    """What one rule said: at most one of the three is not empty."""
+    """What one rule said: findings, that it can't tell, a crash, or nothing.
+
+    ``below`` are findings that save less than the policy asks for.
+    """
 
     rule: Rule
     findings: tuple[Finding, ...] = ()
     not_assessed: NotAssessed | None = None
     crashed: Crashed | None = None
+    below: tuple[Finding, ...] = ()
+
+    @property
+    def silent(self) -> bool:
+        """Whether the rule was able to judge and found nothing."""
+        unable = self.not_assessed is not None or self.crashed is not None
+        return not (self.findings or self.below or unable)
 
 
 class Model(NamedTuple):
@@ -73,6 +87,11 @@ class Report(NamedTuple):
         )
 
     @property
+    def below(self) -> int:
+        """How many findings save less than the policy asks for."""
+        return sum(len(j.below) for j in self.judgements)
+
+    @property
     def not_assessed(self) -> list[tuple[Rule, NotAssessed]]:
         """Rules that could not tell, in rule order."""
         return [
@@ -109,15 +128,19 @@ def lint(
     on_rule: Callable[[str], None] = lambda _: None,
     *,
     with_model: bool = False,
+    settings: Settings = DEFAULTS,
+    policy: Policy = _ALL,
 ) -> Report:
     """Judge ``trace`` by every rule; ``on_rule`` is told each name before it runs.
 
     ``with_model`` replays the run even if no finding needs it, for its error.
+    ``settings`` say how rules judge, ``policy`` what becomes of their findings.
     """
+    trace.settings = settings
     judgements: list[Judgement] = []
     for rule in rules:
         on_rule(rule.name)
-        judgements.append(_judge(trace, rule))
+        judgements.append(_sorted_out(_judge(trace, rule), policy))
     changes = [
         finding.change
         for judgement in judgements
@@ -132,6 +155,14 @@ def lint(
     if (replayed or with_model) and trace.gpu_ops.height:
         model = _model(replay_of(trace), changes)
     return Report(trace.path, trace.capture, overview(trace), tuple(judgements), model)
+
+
+def _sorted_out(judgement: Judgement, policy: Policy) -> Judgement:
+    kept = [f for f in judgement.findings if not policy.min_saving.misses(f)]
+    below = [f for f in judgement.findings if policy.min_saving.misses(f)]
+    return judgement._replace(
+        findings=tuple(map(policy.placed, kept)), below=tuple(below)
+    )
 
 
 def _model(replay: Replay, changes: list[Change]) -> Model:

@@ -25,3 +25,7 @@ class TraceError(StreamlintError):
 
 class UsageError(StreamlintError):
     """The command line names something that doesn't exist."""
+
+
+class ConfigError(StreamlintError):
+    """A configuration file can't be read, or says what streamlint doesn't know."""

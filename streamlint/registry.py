@@ -37,7 +37,7 @@ def select(chosen: list[str], ignored: list[str]) -> tuple[Rule, ...]:
     known = {rule.name for rule in rules} | {rule.family for rule in rules}
     for name in (*chosen, *ignored):
         if name not in known:
-            raise UsageError(f"no rule or family is called {name}", hint=_near(name))
+            raise UsageError(f"no rule or family is called {name}", hint=near(name))
     return tuple(
         rule
         for rule in rules
@@ -51,15 +51,16 @@ def find(name: str) -> Rule:
     for rule in all_rules():
         if rule.name == name:
             return rule
-    raise UsageError(f"no rule is called {name}", hint=_near(name))
+    raise UsageError(f"no rule is called {name}", hint=near(name))
 
 
-def _near(name: str) -> str:
+def near(name: str) -> str:
+    """A hint for a name that is no rule or family."""
     import difflib
 
     names = [rule.name for rule in all_rules()]
     names += sorted({rule.family for rule in all_rules()})
-    near = difflib.get_close_matches(name, names, n=1)
-    if near:
-        return f"did you mean {near[0]}?"
+    close = difflib.get_close_matches(name.replace("_", "-"), names, n=1)
+    if close:
+        return f"did you mean {close[0]}?"
     return "`streamlint rules` lists them all"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from streamlint.findings import Finding, NotAssessed
+from streamlint.settings import Threshold
 from streamlint.trace.model import Trace
 
 Outcome: TypeAlias = Sequence[Finding] | NotAssessed
@@ -21,6 +22,7 @@ class Rule(NamedTuple):
     check: Check
     needs: tuple[str, ...]
     judges_capture: bool
+    thresholds: tuple[Threshold[Any], ...] = ()
 
     @property
     def summary(self) -> str:
@@ -41,8 +43,9 @@ def rule(
     Its name (in kebab case) is the rule's name and must be the module's name; the
     folder of the module is the family. ``needs`` names the trace tables that must
     be recorded: the engine answers `NotAssessed` where one is not, before the
-    check runs. ``judges_capture`` rules speak about the recording, not about the
-    program; they run even if no GPU work was recorded.
+    check runs. The `Threshold` constants of the module are what users can set; the
+    check reads them with `Trace.limit`. ``judges_capture`` rules speak about the
+    recording, not about the program; they run even if no GPU work was recorded.
     """
 
     def wrap(check: Check) -> Rule:
@@ -56,6 +59,11 @@ def rule(
             check=check,
             needs=tuple(needs),
             judges_capture=judges_capture,
+            thresholds=tuple(
+                value
+                for value in check.__globals__.values()
+                if isinstance(value, Threshold)
+            ),
         )
 
     return wrap

@@ -13,9 +13,9 @@ import unicodedata
 from contextlib import closing
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from commandline import Done, Run, process
 from tracebuilder import TraceBuilder
 
 from streamlint import __version__, cli
@@ -35,48 +35,9 @@ CORE = (
 ABORTED = SAMPLES / "extra" / "aborted_export_2024.2.3.sqlite"
 
 
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-class Run:
-    """Calls the command in this process, as its entry point does."""
-
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        self._monkeypatch = monkeypatch
-        self._capsys = capsys
-
-    def __call__(self, *args: str | Path) -> Done:
-        argv = ["streamlint", *map(str, args)]
-        self._monkeypatch.setattr(sys, "argv", argv)
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = self._capsys.readouterr()
-        return Done(int(ended.value.code or 0), out, err)
-
-
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     return Run(monkeypatch, capsys)
-
-
-def process(
-    *args: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None
-) -> Done:
-    """The command in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-m", "streamlint", *args],
-        cwd=cwd,
-        env=dict(os.environ, PYTHONIOENCODING="utf-8") if env is None else env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def plain(text: str) -> str:
@@ -424,6 +385,7 @@ def test_explain_shows_the_page_of_a_rule(run: Run) -> None:
         "## Exemptions",
         "## Fix",
         "## References",
+        "## Thresholds",
     ]
 
 

@@ -11,14 +11,23 @@ from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
 from streamlint.intervals import Int64, union
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
-MIN_CALLS = 2
-"""One wait is tear-down or chance."""
-MIN_WAIT_NS = 20_000
-"""A shorter overlap may be chance: a free without a wait takes 70 to 120 us (H200)."""
+MIN_CALLS = Threshold(
+    "min-waits",
+    2,
+    "waiting frees",
+    "One wait is tear-down or chance.",
+)
+MIN_WAIT_NS = Threshold(
+    "min-wait",
+    20_000,
+    "ns",
+    "A shorter overlap may be chance: a free without a wait takes 70 to 120 us (H200).",
+)
 
 _NAMES = ("cudaFree", "cudaFreeHost", "cuMemFree", "cuMemFreeHost")
 """Measured to wait. Whether cudaHostUnregister and cudaFreeArray do is not known."""
@@ -68,19 +77,20 @@ def allocation_implicit_sync(trace: Trace) -> Outcome:
     )
     for pid, region in regions(trace).items():
         here = frees.filter(region.holds())
-        if here.height < MIN_CALLS:
+        if here.height < trace.limit(MIN_CALLS):
             continue
         ops = trace.gpu_ops.filter(pl.col("pid") == pid)
         begun = column(here, "start_ns")
         # Work on all devices lasts at least as long as that on one.
-        if np.sum(_done(ops, begun) - begun >= MIN_WAIT_NS) < MIN_CALLS:
+        waiting = _done(ops, begun) - begun >= trace.limit(MIN_WAIT_NS)
+        if np.sum(waiting) < trace.limit(MIN_CALLS):
             continue
         waits = _waits(trace, here, ops)
-        if waits.height < MIN_CALLS:
+        if waits.height < trace.limit(MIN_CALLS):
             continue
         waits = waits.with_columns(sites(trace, waits))
         for (name, site), calls in waits.group_by("name", "site", maintain_order=True):
-            if calls.height >= MIN_CALLS:
+            if calls.height >= trace.limit(MIN_CALLS):
                 identity = (str(name), "" if site is None else str(site))
                 findings.append(_finding(trace, region, calls, ops, identity))
     return findings
@@ -109,7 +119,7 @@ def _waits(trace: Trace, frees: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame
         mine = pl.col("device_id").eq_missing(device)
         calls = known if len(devices) == 1 else known.filter(mine)
         parts.append(_waits_on(calls, ops.filter(mine)))
-    waited = (pl.col("done_ns") - pl.col("start_ns") >= MIN_WAIT_NS) & (
+    waited = (pl.col("done_ns") - pl.col("start_ns") >= trace.limit(MIN_WAIT_NS)) & (
         pl.col("done_ns") <= pl.col("end_ns")
     )
     after = (pl.col("released_ns") >= pl.col("done_ns")).fill_null(value=True)

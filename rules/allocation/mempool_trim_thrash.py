@@ -10,12 +10,17 @@ from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
-MIN_TRIMS = 3
-"""Fewer are phases of the program, not a loop."""
+MIN_TRIMS = Threshold(
+    "min-trims",
+    3,
+    "trims",
+    "Fewer are phases of the program, not a loop.",
+)
 HIT_NS = 5_000
 """An allocation that the pool holds memory for (measured 4.1 us under nsys, H200)."""
 RETURN_NS = 3_000
@@ -60,17 +65,17 @@ def mempool_trim_thrash(trace: Trace) -> Outcome:
         & (pl.col("return_value").fill_null(0) == 0)
     )
     for pid, region in regions(trace).items():
-        if allocs.filter(region.holds()).height < MIN_TRIMS:
+        if allocs.filter(region.holds()).height < trace.limit(MIN_TRIMS):
             continue
         if trace.pool_events.is_empty() and trace.capture.memory_usage is not True:
             return trace.missing("pool_events") or []
         own = allocs.filter(pl.col("pid") == pid)
         trims = _trims(trace, region, own)
-        if trims.height < MIN_TRIMS:
+        if trims.height < trace.limit(MIN_TRIMS):
             continue
         trims = trims.with_columns(sites(trace, trims))
         for (site,), here in trims.group_by("site", maintain_order=True):
-            if here.height >= MIN_TRIMS:
+            if here.height >= trace.limit(MIN_TRIMS):
                 grown = _after(own, here)
                 findings.append(_finding(trace, region, here, grown, site))
     return findings

@@ -10,16 +10,29 @@ from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
-MIN_PAIRS = 10
-"""Fewer pairs of creation and release are no loop, unless NVTX shows iterations."""
-MIN_ITERATIONS = 3
-"""With at least this many NVTX iterations, one pair in each is enough."""
-MIN_ROUNDS = 3
-"""Creating all and releasing all is one round; fewer are set-up and tear-down."""
+MIN_PAIRS = Threshold(
+    "min-pairs",
+    10,
+    "pairs of creation and release",
+    "Fewer pairs of creation and release are no loop, unless NVTX shows iterations.",
+)
+MIN_ITERATIONS = Threshold(
+    "min-iterations",
+    3,
+    "NVTX iterations",
+    "With at least this many NVTX iterations, one pair in each is enough.",
+)
+MIN_ROUNDS = Threshold(
+    "min-rounds",
+    3,
+    "rounds",
+    "Creating all and releasing all is one round; fewer are set-up and tear-down.",
+)
 
 _DEVICE, _PINNED, _STREAMS, _EVENTS = (
     *("device memory", "pinned host memory", "streams", "events"),
@@ -72,19 +85,22 @@ def resource_churn_in_loop(trace: Trace) -> Outcome:
     """
     findings: list[Finding] = []
     calls = _calls(trace)
-    least = min(map(_needed, regions(trace).values()), default=MIN_PAIRS)
+    least = min(
+        (_needed(trace, region) for region in regions(trace).values()),
+        default=trace.limit(MIN_PAIRS),
+    )
     if calls.height < 2 * least:
         return findings
     pairs = _pairs(trace, calls)
     for pid, region in regions(trace).items():
-        needed = _needed(region)
+        needed = _needed(trace, region)
         judged = pairs.filter((pl.col("pid") == pid) & region.holds("released_ns"))
         for (resource, site), here in judged.group_by(
             "resource", "site", maintain_order=True
         ):
             churn = pl.concat(
                 [
-                    _recurring(thread, needed)
+                    _recurring(trace, thread, needed)
                     for _, thread in here.group_by("tid", maintain_order=True)
                 ]
             )
@@ -94,10 +110,11 @@ def resource_churn_in_loop(trace: Trace) -> Outcome:
     return findings
 
 
-def _needed(region: Region) -> int:
+def _needed(trace: Trace, region: Region) -> int:
     """So many pairs are a loop."""
-    looping = region.iterations >= MIN_ITERATIONS
-    return min(MIN_PAIRS, region.iterations) if looping else MIN_PAIRS
+    least = trace.limit(MIN_PAIRS)
+    looping = region.iterations >= trace.limit(MIN_ITERATIONS)
+    return min(least, region.iterations) if looping else least
 
 
 def _calls(trace: Trace) -> pl.DataFrame:
@@ -146,7 +163,7 @@ def _pairs(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
     return pairs.with_columns(sites(trace, calls[pairs["created"]]))
 
 
-def _recurring(pairs: pl.DataFrame, needed: int) -> pl.DataFrame:
+def _recurring(trace: Trace, pairs: pl.DataFrame, needed: int) -> pl.DataFrame:
     """The pairs of one thread that come round again and again; none if too few do.
 
     A round is a row of creations and the releases that follow it. Pairs that last
@@ -164,7 +181,7 @@ def _recurring(pairs: pl.DataFrame, needed: int) -> pl.DataFrame:
     sizes = np.unique(first[local], return_counts=True)[1]
     # One large set that is made once doesn't make a loop of a few pairs.
     usual = np.minimum(sizes, np.median(sizes)).sum() if len(sizes) else 0
-    if total < MIN_ROUNDS or usual < needed:
+    if total < trace.limit(MIN_ROUNDS) or usual < needed:
         return pairs.clear()
     return pairs.filter(local)
 

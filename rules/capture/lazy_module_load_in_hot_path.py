@@ -11,24 +11,43 @@ from streamlint.findings import Claim, Confidence, Evidence, Finding, Severity
 from streamlint.intervals import union
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
 from streamlint.where import locate, ops_asked_by
 
-LONG_FACTOR = 2.5
-"""A first launch this many times the median loaded code.
-
-Measured on an H200: 14 to 26 us where launches take 4.5, and at most 9 with all code
-loaded before; up to 9 ms in PyTorch.
-"""
-LONG_QUERY_NS = 100_000
-"""A query about a function this long loads it (0.2 to 60 ms seen)."""
-WARM_RUNS = 3
-"""A kernel that runs less often is no part of a loop."""
-WARM_SHARE = 0.9
-"""Work repeats once the kernels of so many of the loop's launches ran three times."""
-MIN_LOOP_SHARE = 0.5
-"""Unless most launches are of kernels that run again, there is no loop."""
+LONG_FACTOR = Threshold(
+    "min-first-launch",
+    2.5,
+    "factor",
+    "A first launch this many times the median loaded code. Measured on an H200: 14 to "
+    "26 us where launches take 4.5, and at most 9 with all code loaded before; up to 9 "
+    "ms in PyTorch.",
+)
+LONG_QUERY_NS = Threshold(
+    "min-query",
+    100_000,
+    "ns",
+    "A query about a function this long loads it (0.2 to 60 ms seen).",
+)
+WARM_RUNS = Threshold(
+    "min-runs",
+    3,
+    "runs of a kernel",
+    "A kernel that runs less often is no part of a loop.",
+)
+WARM_SHARE = Threshold(
+    "min-warm-share",
+    0.9,
+    "share",
+    "Work repeats once the kernels of so many of the loop's launches ran three times.",
+)
+MIN_LOOP_SHARE = Threshold(
+    "min-loop-share",
+    0.5,
+    "share",
+    "Unless most launches are of kernels that run again, there is no loop.",
+)
 QUEUE_DEPTH = 512
 """With so much work outstanding, a launch may wait for room in the queue."""
 
@@ -68,7 +87,7 @@ def lazy_module_load_in_hot_path(trace: Trace) -> Outcome:
     findings: list[Finding] = []
     for pid, region in regions(trace).items():
         launches = _launches(trace, pid)
-        since = _warm_ns(launches, region)
+        since = _warm_ns(trace, launches, region)
         if since is None or since >= region.end_ns:
             continue
         usual = int(np.median(column(launches, "took_ns"))) if launches.height else 0
@@ -117,20 +136,23 @@ def _launches(trace: Trace, pid: int) -> pl.DataFrame:
     return calls.with_columns(pl.Series("pending", pending, dtype=pl.Int64))
 
 
-def _warm_ns(launches: pl.DataFrame, region: Region) -> int | None:
+def _warm_ns(trace: Trace, launches: pl.DataFrame, region: Region) -> int | None:
     """From when on the work repeats; None where it doesn't."""
     if region.iterations:
         return region.start_ns
     repeated = (
         launches.group_by("kernel")
-        .agg(pl.len().alias("runs"), pl.col("start_ns").sort().head(WARM_RUNS).last())
-        .filter(pl.col("runs") >= WARM_RUNS)
+        .agg(
+            pl.len().alias("runs"),
+            pl.col("start_ns").sort().head(trace.limit(WARM_RUNS)).last(),
+        )
+        .filter(pl.col("runs") >= trace.limit(WARM_RUNS))
         .sort("start_ns")
     )
     covered = np.cumsum(column(repeated, "runs"))
-    if not len(covered) or covered[-1] < MIN_LOOP_SHARE * launches.height:
+    if not len(covered) or covered[-1] < trace.limit(MIN_LOOP_SHARE) * launches.height:
         return None
-    warm = np.searchsorted(covered, WARM_SHARE * covered[-1])
+    warm = np.searchsorted(covered, trace.limit(WARM_SHARE) * covered[-1])
     return max(region.start_ns, int(column(repeated, "start_ns")[warm]))
 
 
@@ -142,7 +164,9 @@ def _loads(
     columns = [*trace.runtime_calls.columns, "what"]
     loading = pl.col("kind") == "module load"
     calls = trace.runtime_calls.filter(
-        region.holds() & ~pl.col("nested") & (loading | (took >= LONG_QUERY_NS))
+        region.holds()
+        & ~pl.col("nested")
+        & (loading | (took >= trace.limit(LONG_QUERY_NS)))
     )
     parts = []
     if calls.height:
@@ -156,7 +180,7 @@ def _loads(
         launches.filter(
             region.holds()
             & pl.col("first")
-            & (took >= LONG_FACTOR * usual)
+            & (took >= trace.limit(LONG_FACTOR) * usual)
             & (pl.col("pending") < QUEUE_DEPTH)
         ).with_columns(what=pl.lit("the first launch loads ") + pl.col("kernel"))
     )

@@ -13,6 +13,7 @@ from streamlint.intervals import Int64
 from streamlint.replay import Edge, replay_of
 from streamlint.replay.graph import EVENT_NS
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
 from streamlint.waits import host_waits
@@ -20,10 +21,18 @@ from streamlint.where import locate, sites
 
 _WAITS = ("stream sync", "event sync")
 
-MIN_HANDOVERS = 3
-"""Fewer are phases of the program, not a loop."""
-MAX_HOST_NS = 20_000
-"""A host that takes longer between wait and launch does something with the result."""
+MIN_HANDOVERS = Threshold(
+    "min-handovers",
+    3,
+    "handovers",
+    "Fewer are phases of the program, not a loop.",
+)
+MAX_HOST_NS = Threshold(
+    "max-host-time",
+    20_000,
+    "ns",
+    "A host that takes longer between wait and launch does something with the result.",
+)
 MIN_WAIT_NS = 4_000
 """Shorter waits found the work done (0.4 to 3.8 us, H200)."""
 
@@ -61,21 +70,21 @@ def host_mediated_dependency(trace: Trace) -> Outcome:
     if trace.call_kinds.isdisjoint(_WAITS) or trace.gpu_ops["stream_id"].n_unique() < 2:
         return findings
     waits = _waits_for_other_streams(trace)
-    if waits.height < MIN_HANDOVERS:
+    if waits.height < trace.limit(MIN_HANDOVERS):
         return findings
     for pid, region in regions(trace).items():
         here = waits.filter(region.holds())
-        if here.height < MIN_HANDOVERS or launches_block(trace, pid):
+        if here.height < trace.limit(MIN_HANDOVERS) or launches_block(trace, pid):
             continue
         calls = _without_readback(trace, here)
-        if calls.height >= MIN_HANDOVERS:
+        if calls.height >= trace.limit(MIN_HANDOVERS):
             calls = _without_joins(trace, calls)
-        if calls.height < MIN_HANDOVERS:
+        if calls.height < trace.limit(MIN_HANDOVERS):
             continue
         calls = calls.with_columns(sites(trace, calls))
         place = ("tid", "name", "site")
         for (_, name, site), group in calls.group_by(place, maintain_order=True):
-            if group.height >= MIN_HANDOVERS:
+            if group.height >= trace.limit(MIN_HANDOVERS):
                 findings.append(_finding(trace, region, group, str(name), site))
     return findings
 
@@ -89,12 +98,13 @@ def _waits_for_other_streams(trace: Trace) -> pl.DataFrame:
     # What they waited for is looked up for those alone that can be hand-overs.
     waits = host_waits(trace).filter(
         pl.col("kind").is_in(_WAITS)
-        & (pl.col("next_issue_ns") - pl.col("end_ns") <= MAX_HOST_NS)
+        & (pl.col("next_issue_ns") - pl.col("end_ns") <= trace.limit(MAX_HOST_NS))
         & (pl.col("pending_streams") > 0)
         & (lasting >= MIN_WAIT_NS)
     )
     elsewhere = pl.col("stream_id") != pl.col("next_stream_id")
-    if waits.height < MIN_HANDOVERS or not (waits["kind"] == "event sync").any():
+    few = waits.height < trace.limit(MIN_HANDOVERS)
+    if few or not (waits["kind"] == "event sync").any():
         return waits.filter(elsewhere)
     key = ["pid", "correlation_id"]
     records = (

@@ -12,12 +12,17 @@ from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Evidence, Finding, Severity
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
-MIN_RECORDS = 50
-"""Fewer records cost less than the 50 us that a finding is worth."""
+MIN_RECORDS = Threshold(
+    "min-records",
+    50,
+    "records",
+    "Fewer records cost less than the 50 us that a finding is worth.",
+)
 RECORD_NS = 1_000
 """What keeping time adds to an event's record on the host, unrecorded (H200).
 
@@ -57,7 +62,8 @@ def timing_event_as_dependency(trace: Trace) -> Outcome:
     findings: list[Finding] = []
     calls = trace.runtime_calls
     plain = (pl.col("kind") == "event create") & (pl.col("name") == "cudaEventCreate")
-    if not calls.filter(plain).height or trace.event_waits.height < MIN_RECORDS:
+    few = trace.event_waits.height < trace.limit(MIN_RECORDS)
+    if not calls.filter(plain).height or few:
         return findings
     for pid, region in concurrent_regions(trace).items():
         ids = _ordering_events(trace, pid)
@@ -68,7 +74,7 @@ def timing_event_as_dependency(trace: Trace) -> Outcome:
         made = made.filter(pl.col("kind") == "event record", ~pl.col("nested"))
         made = made.with_columns(sites(trace, made))
         for (site,), here in made.group_by("site", maintain_order=True):
-            if here.height >= MIN_RECORDS:
+            if here.height >= trace.limit(MIN_RECORDS):
                 findings.append(_finding(trace, region, here, records, site))
     return findings
 

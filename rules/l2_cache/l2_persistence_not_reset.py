@@ -21,14 +21,23 @@ from streamlint.l2 import (
     unseen,
 )
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, busy, column, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
-MIN_KERNELS = 5
-"""Fewer kernels after the last window are the end of the program."""
-MIN_LASTING_NS = 1_000_000
-"""Unless they run for longer than this."""
+MIN_KERNELS = Threshold(
+    "min-kernels",
+    5,
+    "kernels",
+    "Fewer kernels after the last window are the end of the program.",
+)
+MIN_LASTING_NS = Threshold(
+    "min-kernel-time",
+    1_000_000,
+    "ns",
+    "Unless they run for longer than this, too few kernels are the end of the program.",
+)
 
 
 @rule(needs=("runtime_calls",))
@@ -72,7 +81,8 @@ def l2_persistence_not_reset(trace: Trace) -> Outcome:
     findings: list[Finding] = []
     for region in regions(trace).values():
         last, after = _left_behind(trace, marks, region)
-        if after.height >= MIN_KERNELS or busy(after) >= MIN_LASTING_NS:
+        many = after.height >= trace.limit(MIN_KERNELS)
+        if many or busy(after) >= trace.limit(MIN_LASTING_NS):
             findings.append(_told_by_marks(trace, region, last, after))
     return findings
 
@@ -158,7 +168,7 @@ def _by_calls(trace: Trace) -> Outcome:
         set_ns = column(windows, "start_ns")
         before = np.searchsorted(column(kernels, "at_ns"), set_ns)
         after = kernels[int(before[-1]) :].filter(region.holds())
-        if before[-1] - before[0] >= MIN_KERNELS and after.height >= MIN_KERNELS:
+        if min(before[-1] - before[0], after.height) >= trace.limit(MIN_KERNELS):
             findings.append(_told_by_calls(trace, windows, after))
     return findings
 

@@ -21,16 +21,25 @@ from streamlint.findings import (
 from streamlint.intervals import Intervals, union
 from streamlint.l2 import MARKS_PAGE, l2_marks, without_marks
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, busy, column, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
 TOLERANCE = 1.01
 """Hit ratios are rounded; 1 % more than the set-aside is meant to fit."""
-MIN_KERNELS = 3
-"""Fewer kernels are start-up, not a pattern."""
-MIN_TOGETHER = 0.1
-"""Less of the windows' kernel time together is the tail of one kernel in the next."""
+MIN_KERNELS = Threshold(
+    "min-kernels",
+    3,
+    "kernels",
+    "Fewer kernels are start-up, not a pattern.",
+)
+MIN_TOGETHER = Threshold(
+    "min-together",
+    0.1,
+    "share",
+    "Less of the windows' kernel time together is the tail of one kernel in the next.",
+)
 
 
 @rule(needs=("runtime_calls",))
@@ -95,11 +104,11 @@ def l2_setaside_oversubscribed(trace: Trace) -> Outcome:
     for region in regions(trace).values():
         here = known.filter(region.holds())
         alone = here.filter(too_large)
-        if alone.height >= MIN_KERNELS:
+        if alone.height >= trace.limit(MIN_KERNELS):
             findings.append(_too_large(trace, region, alone))
         # Without an address, two windows may be about the same data.
         fitting = here.filter(~too_large & pl.col("base").is_not_null())
-        together = _together(fitting)
+        together = _together(trace, fitting)
         if together is not None:
             findings.append(_too_many(trace, region, together))
     return findings
@@ -154,7 +163,7 @@ class _Together:
     set_aside: int
 
 
-def _together(kernels: pl.DataFrame) -> _Together | None:
+def _together(trace: Trace, kernels: pl.DataFrame) -> _Together | None:
     """Times in which running kernels' windows exceed the set-aside together."""
     found: list[_Together] = []
     clustered = _clusters(kernels)
@@ -170,12 +179,12 @@ def _together(kernels: pl.DataFrame) -> _Together | None:
         at, total = at[order], np.cumsum(step[order])
         over = total[:-1] > TOLERANCE * reserved
         times = union(at[:-1][over], at[1:][over])
-        if times.total_ns < MIN_TOGETHER * busy(here) or not len(times):
+        if times.total_ns < trace.limit(MIN_TOGETHER) * busy(here) or not len(times):
             continue
         during = times.overlap_ns(column(here, "start_ns"), column(here, "end_ns")) > 0
         hit = here.filter(pl.Series(during))
         found.append(_Together(hit, times, float(total.max()), reserved))
-    if sum(part.kernels.height for part in found) < MIN_KERNELS:
+    if sum(part.kernels.height for part in found) < trace.limit(MIN_KERNELS):
         return None
     worst = max(found, key=lambda part: part.demand - part.set_aside)
     times = union(

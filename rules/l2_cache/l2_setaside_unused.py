@@ -24,12 +24,17 @@ from streamlint.l2 import (
     unseen,
 )
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, busy, column, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
-MIN_KERNELS = 5
-"""Fewer kernels run between reserving L2 and setting the window, as set-up."""
+MIN_KERNELS = Threshold(
+    "min-kernels",
+    5,
+    "kernels",
+    "Fewer kernels run between reserving L2 and setting the window, as set-up.",
+)
 
 _WINDOW_CALLS = ("stream attribute", "node attribute")
 
@@ -82,7 +87,7 @@ def l2_setaside_unused(trace: Trace) -> Outcome:
             marks.windows.filter(pl.col("pid") == pid),
         )
         ran = launched_during(unused, marks.kernels.filter(region.holds()))
-        if ran.height >= MIN_KERNELS:
+        if ran.height >= trace.limit(MIN_KERNELS):
             findings.append(_told_by_marks(trace, region, ran))
     return findings
 
@@ -107,7 +112,7 @@ def _by_calls(trace: Trace) -> Outcome:
         ran = trace.gpu_ops.filter(
             region.holds() & pl.col("kind").is_in(("kernel", "graph")) & (at > since)
         )
-        if ran.height >= MIN_KERNELS:
+        if ran.height >= trace.limit(MIN_KERNELS):
             resets = calls.resets.filter(own).height
             findings.append(_told_by_calls(trace, region, limits, ran, resets))
     return findings

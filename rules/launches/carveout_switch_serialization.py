@@ -13,12 +13,17 @@ from streamlint.held import in_issue_order, price_without_delay, without_delay
 from streamlint.intervals import union
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
-MIN_HELD = 3
-"""Fewer held kernels are chance."""
+MIN_HELD = Threshold(
+    "min-held",
+    3,
+    "held kernels",
+    "Fewer held kernels are chance.",
+)
 HANDOVER_NS = 10_000
 """Blocks that begin this close to the end of another kernel may have waited for it.
 
@@ -26,10 +31,18 @@ Measured on an H200: 0.7 us before the end, as multiprocessors empty one by one,
 """
 HANDOVER_SHARE = 0.1
 """The same as a part of the wait: in ten kernels two would be that close by chance."""
-MIN_WAIT_NS = 10_000
-"""Shorter waits are the scatter of launches."""
-MIN_HELD_SHARE = 0.5
-"""Where most delayed kernels waited for something else, so may these have."""
+MIN_WAIT_NS = Threshold(
+    "min-wait",
+    10_000,
+    "ns",
+    "Shorter waits are the scatter of launches.",
+)
+MIN_HELD_SHARE = Threshold(
+    "min-held-share",
+    0.5,
+    "share",
+    "Where most delayed kernels waited for something else, so may these have.",
+)
 USUAL_QUANTILE = 0.25
 """How long a kernel takes that waits for nobody, even where most of its kind wait."""
 
@@ -77,12 +90,15 @@ def carveout_switch_serialization(trace: Trace) -> Outcome:
             kernels[name].n_unique() < 2 for name in several
         ):
             continue
-        delayed = kernels.filter(region.holds() & (pl.col("wait_ns") >= MIN_WAIT_NS))
+        delayed = kernels.filter(
+            region.holds() & (pl.col("wait_ns") >= trace.limit(MIN_WAIT_NS))
+        )
         held = _held(kernels, delayed)
         apart = ["low_bytes", "high_bytes"]
         for (low, high), here in held.group_by(apart, maintain_order=True):
             alike = delayed.filter(pl.col("shared_executed_bytes").is_in((low, high)))
-            if here.height >= max(MIN_HELD, MIN_HELD_SHARE * alike.height):
+            most = trace.limit(MIN_HELD_SHARE) * alike.height
+            if here.height >= max(trace.limit(MIN_HELD), most):
                 findings.append(_finding(trace, region, here))
     return findings
 

@@ -11,18 +11,25 @@ from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Evidence, Finding, NotAssessed
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 from streamlint.where import locate, ops_asked_by, sites
 
-MIN_LAUNCHES = 3
-"""Fewer are start-up, not a loop."""
-MIN_BLOCKED_NS = 200_000
-"""A launch that takes longer was blocked.
-
-Traced by node, launches of 50 nodes take 66 to 74 us and the first 168 us (H200);
-launches with copies of pageable memory took 1.5 to 141 ms.
-"""
+MIN_LAUNCHES = Threshold(
+    "min-launches",
+    3,
+    "blocked launches",
+    "Fewer are start-up, not a loop.",
+)
+MIN_BLOCKED_NS = Threshold(
+    "min-blocked",
+    200_000,
+    "ns",
+    "A launch that takes longer was blocked. Traced by node, launches of 50 nodes take "
+    "66 to 74 us and the first 168 us (H200); launches with copies of pageable memory "
+    "took 1.5 to 141 ms.",
+)
 LAUNCH_NS = 70_000
 """A launch that nothing blocks, traced by node (H200)."""
 
@@ -58,10 +65,10 @@ def graph_blocked_by_pageable_copy(trace: Trace) -> Outcome:
     launches = trace.runtime_calls.filter(
         (pl.col("kind") == "graph launch")
         & ~pl.col("nested")
-        & (pl.col("end_ns") - pl.col("start_ns") >= MIN_BLOCKED_NS)
+        & (pl.col("end_ns") - pl.col("start_ns") >= trace.limit(MIN_BLOCKED_NS))
     )
     findings: list[Finding] = []
-    if launches.height < MIN_LAUNCHES:
+    if launches.height < trace.limit(MIN_LAUNCHES):
         return findings
     key = ["pid", "correlation_id"]
     pageable = pl.any_horizontal(pl.col("src_kind", "dst_kind") == "pageable")
@@ -77,7 +84,7 @@ def graph_blocked_by_pageable_copy(trace: Trace) -> Outcome:
         here = blocked.filter(region.holds())
         here = here.with_columns(sites(trace, here))
         for (site,), place in here.group_by("site", maintain_order=True):
-            if place.height >= MIN_LAUNCHES:
+            if place.height >= trace.limit(MIN_LAUNCHES):
                 findings.append(_finding(trace, region, place, site))
     return findings or _unknown(trace, launches) or []
 
@@ -90,7 +97,7 @@ def _unknown(trace: Trace, launches: pl.DataFrame) -> NotAssessed | None:
     waited = launches.join(graphs, on=["pid", "correlation_id"], how="inner").filter(
         pl.col("end_ns") >= pl.col("done_ns")
     )
-    if waited.height < MIN_LAUNCHES:
+    if waited.height < trace.limit(MIN_LAUNCHES):
         return None
     return NotAssessed(
         f"{waited.height} graph launches returned after their graph was done, and "

@@ -13,19 +13,28 @@ from streamlint.held import in_issue_order, price_without_delay, without_delay
 from streamlint.intervals import union
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate, ops_asked_by, sites
 
-MIN_HELD = 3
-"""Fewer launches in turn are start-up, not a pattern."""
+MIN_HELD = Threshold(
+    "min-held",
+    3,
+    "held launches",
+    "Fewer launches in turn are start-up, not a pattern.",
+)
 HANDOVER_NS = 10_000
 """A launch that begins this soon after another has ended waited for it.
 
 Measured on an H200: 2.3 us.
 """
-MAX_FRACTION = 0.5
-"""Kernels that fill more than half of the GPU would hardly run beside each other."""
+MAX_FRACTION = Threshold(
+    "max-gpu-share",
+    0.5,
+    "share",
+    "Kernels that fill more than half of the GPU would hardly run beside each other.",
+)
 
 
 @rule(needs=("runtime_calls",))
@@ -61,19 +70,19 @@ def graph_exec_self_serialization(trace: Trace) -> Outcome:
     launched = trace.runtime_calls.filter(pl.col("kind") == "graph launch")
     in_graph = (pl.col("kind") == "graph") | pl.col("graph_node_id").is_not_null()
     streams = trace.gpu_ops.filter(in_graph)["stream_id"]
-    if launched.height <= MIN_HELD or streams.n_unique() < 2:
+    if launched.height <= trace.limit(MIN_HELD) or streams.n_unique() < 2:
         return findings
     for pid, region in concurrent_regions(trace).items():
         launches = _launches(trace, pid)
         shared = pl.col("stream_id").n_unique().over("exec") > 1
-        held = _held(launches.filter(shared)).filter(region.holds())
-        if held.height < MIN_HELD:
+        held = _held(trace, launches.filter(shared)).filter(region.holds())
+        if held.height < trace.limit(MIN_HELD):
             continue
         calls = launched.join(held, on=["pid", "correlation_id"], how="semi")
         place = calls.with_columns(sites(trace, calls)).select("correlation_id", "site")
         placed = held.join(place, on="correlation_id", how="left", validate="1:1")
         for (site,), here in placed.group_by("site", maintain_order=True):
-            if here.height >= MIN_HELD:
+            if here.height >= trace.limit(MIN_HELD):
                 findings.append(_finding(trace, region, launches, here, site))
     return findings
 
@@ -105,7 +114,7 @@ def _launches(trace: Trace, pid: int) -> pl.DataFrame:
     )
 
 
-def _held(launches: pl.DataFrame) -> pl.DataFrame:
+def _held(trace: Trace, launches: pl.DataFrame) -> pl.DataFrame:
     """Launches that waited for the one before of their executable graph: + until_ns."""
     before = pl.col("end_ns", "stream_id", "stream_kind").shift(1).over("exec")
     kinds = ("stream_kind", "before_stream_kind")
@@ -119,7 +128,7 @@ def _held(launches: pl.DataFrame) -> pl.DataFrame:
         & late.is_between(0, HANDOVER_NS)
         & ~pl.col("after_wait")
         & ~ordered_anyway
-        & (pl.col("fraction").fill_null(0.0) <= MAX_FRACTION)
+        & (pl.col("fraction").fill_null(0.0) <= trace.limit(MAX_FRACTION))
     )
 
 

@@ -13,6 +13,7 @@ from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
 from streamlint.intervals import Int64
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
 from streamlint.untraced import (
@@ -24,10 +25,18 @@ from streamlint.untraced import (
 )
 from streamlint.where import locate, sites
 
-MIN_INSTANTIATIONS = 3
-"""Fewer are start-up (rule catalogue)."""
-MAX_LAUNCHES = 2
-"""An executable graph that is launched more often is worth its instantiation."""
+MIN_INSTANTIATIONS = Threshold(
+    "min-instantiations",
+    3,
+    "instantiations",
+    "Fewer are start-up (rule catalogue).",
+)
+MAX_LAUNCHES = Threshold(
+    "max-launches",
+    2,
+    "launches of one executable graph",
+    "An executable graph that is launched more often is worth its instantiation.",
+)
 INSTANTIATE_ADDED_NS = 2_600
 """What recording by node adds to an instantiation, a node (H200).
 
@@ -85,18 +94,22 @@ def graph_reinstantiated(trace: Trace) -> Outcome:
         return findings
     for region in regions(trace).values():
         made = _instantiations(trace, region.pid)
-        if made.height < MIN_INSTANTIATIONS:
+        if made.height < trace.limit(MIN_INSTANTIATIONS):
             continue
         of_process = trace.runtime_calls.filter(region.holds() & ~pl.col("nested"))
         updates = of_process.filter(pl.col("kind") == "graph update")["return_value"]
         failed = int((updates != 0).sum())
         uses = _uses(trace, region.pid)
         # A failed update tells that the program meant the same graph.
-        shape = ["site"] if failed >= MIN_INSTANTIATIONS else ["site", "nodes"]
+        shape = (
+            ["site"] if failed >= trace.limit(MIN_INSTANTIATIONS) else ["site", "nodes"]
+        )
         for _, here in made.group_by(shape, maintain_order=True):
             judged = _with_launches(here, uses).filter(region.holds())
-            churn = judged.filter(pl.col("launches").is_between(1, MAX_LAUNCHES))
-            if churn.height < max(MIN_INSTANTIATIONS, judged.height / 2):
+            churn = judged.filter(
+                pl.col("launches").is_between(1, trace.limit(MAX_LAUNCHES))
+            )
+            if churn.height < max(trace.limit(MIN_INSTANTIATIONS), judged.height / 2):
                 continue
             if churn.height > updates.len() - failed:
                 destroyed = _destroyed(of_process, made, churn)
@@ -272,7 +285,7 @@ def _finding(trace: Trace, region: Region, calls: _Churn, failed: int) -> Findin
                 "start_ns", "end_ns", "name", "correlation_id"
             ).iter_rows()
         ),
-        fix=_FIX_FAILED if failed >= MIN_INSTANTIATIONS else _FIX,
+        fix=_FIX_FAILED if failed >= trace.limit(MIN_INSTANTIATIONS) else _FIX,
         identity=("instantiated", made["site"][0] or "", *sorted(set(ops["name"]))[:8]),
         change=change,
     )

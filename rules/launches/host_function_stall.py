@@ -15,14 +15,23 @@ from streamlint.held import (
 )
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
-MIN_STALLS = 3
-"""Fewer are phases of the program, not a loop."""
-MIN_STALL_NS = 20_000
-"""Shorter delays are the scatter of launches (rule catalogue)."""
+MIN_STALLS = Threshold(
+    "min-stalls",
+    3,
+    "stalls",
+    "Fewer are phases of the program, not a loop.",
+)
+MIN_STALL_NS = Threshold(
+    "min-stall",
+    20_000,
+    "ns",
+    "Shorter delays are the scatter of launches (rule catalogue).",
+)
 
 
 @rule(needs=("runtime_calls",))
@@ -61,15 +70,15 @@ def host_function_stall(trace: Trace) -> Outcome:
         & (pl.col("return_value").fill_null(0) == 0)
     )
     findings: list[Finding] = []
-    if functions.height < MIN_STALLS:
+    if functions.height < trace.limit(MIN_STALLS):
         return findings
     for pid, region in concurrent_regions(trace).items():
         own = functions.filter(pl.col("pid") == pid)
-        if own.height < MIN_STALLS:
+        if own.height < trace.limit(MIN_STALLS):
             continue
         stalls = _stalls(trace, region, own.with_columns(sites(trace, own)))
         for (name, site), here in stalls.group_by("call", "site", maintain_order=True):
-            if here.height >= MIN_STALLS:
+            if here.height >= trace.limit(MIN_STALLS):
                 findings.append(_finding(trace, region, here, str(name), site))
     return findings
 
@@ -81,7 +90,7 @@ def _stalls(trace: Trace, region: Region, functions: pl.DataFrame) -> pl.DataFra
     """
     key = ["pid", "correlation_id", "start_ns"]
     late = unexplained(trace).filter(
-        region.holds() & (pl.col("delay_ns") > MIN_STALL_NS)
+        region.holds() & (pl.col("delay_ns") > trace.limit(MIN_STALL_NS))
     )
     ordered = in_issue_order(trace, region.pid)
     last_used = ordered.select(

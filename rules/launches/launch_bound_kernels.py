@@ -12,6 +12,7 @@ from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
 from streamlint.intervals import Intervals, union
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
 from streamlint.untraced import (
@@ -23,15 +24,25 @@ from streamlint.untraced import (
 from streamlint.waits import device_busy, waiting_calls
 from streamlint.where import calls_behind, locate
 
-MIN_KERNELS = 20
-"""Shorter runs save too little in a graph (rule catalogue)."""
-MIN_STARVED_SHARE = 0.9
-"""Part of a run's kernels that found an empty queue.
-
-Loops of tiny kernels on an H200: 1.0; eager PyTorch with long kernels between: 0.4.
-"""
-MIN_IDLE_SHARE = 0.3
-"""Part of a run in which the GPU is idle, the tracer's share taken off."""
+MIN_KERNELS = Threshold(
+    "min-kernels",
+    20,
+    "kernels in a run",
+    "Shorter runs save too little in a graph (rule catalogue).",
+)
+MIN_STARVED_SHARE = Threshold(
+    "min-starved-share",
+    0.9,
+    "share",
+    "Part of a run's kernels that found an empty queue. Loops of tiny kernels on an "
+    "H200: 1.0; eager PyTorch with long kernels between: 0.4.",
+)
+MIN_IDLE_SHARE = Threshold(
+    "min-idle-share",
+    0.3,
+    "share",
+    "Part of a run in which the GPU is idle, the tracer's share taken off.",
+)
 PROMPT_NS = 10_000
 """A kernel that starts this soon after its launch call was awaited by the GPU.
 
@@ -39,10 +50,18 @@ Measured on an H200: 1.9 to 3.1 us after the end of the call.
 """
 QUEUED_GAP_NS = 2_000
 """A kernel that was queued follows its predecessor within this time (0.6 to 1.8 us)."""
-PAUSE_FACTOR = 10
-"""A pause of the host of more than 10 usual launch intervals ends a run."""
-MAX_INTERVAL_NS = 100_000
-"""A host that takes longer between two launches does other work than launching."""
+PAUSE_FACTOR = Threshold(
+    "max-pause",
+    10,
+    "factor",
+    "A pause of the host of more than so many usual launch intervals ends a run.",
+)
+MAX_INTERVAL_NS = Threshold(
+    "max-interval",
+    100_000,
+    "ns",
+    "A host that takes longer between two launches does other work than launching.",
+)
 NODE_GAP_NS = 50
 """From the recorded end of a kernel to the next of its graph, unrecorded (H200).
 
@@ -90,7 +109,7 @@ def launch_bound_kernels(trace: Trace) -> Outcome:
         CUDA C++ Programming Guide, "CUDA Graphs"; PyTorch, "CUDA Graphs".
     """
     findings: list[Finding] = []
-    if trace.kernels.height < MIN_KERNELS:
+    if trace.kernels.height < trace.limit(MIN_KERNELS):
         return findings
     busy = device_busy(trace)
     for region in regions(trace).values():
@@ -102,7 +121,7 @@ def launch_bound_kernels(trace: Trace) -> Outcome:
             for (pid, device), running in busy.items()
             if pid == region.pid
         }
-        runs = _launch_bound(kernels, active)
+        runs = _launch_bound(trace, kernels, active)
         if runs.height:
             findings.append(_finding(trace, region, kernels, runs, active))
     return findings
@@ -138,7 +157,7 @@ def _in_runs(trace: Trace, region: Region) -> pl.DataFrame:
     )
     prompt = pl.col("start_ns") - pl.col("issue_end_ns") <= PROMPT_NS
     empty = pl.col("gap_ns").fill_null(PROMPT_NS) > QUEUED_GAP_NS
-    pause = PAUSE_FACTOR * pl.col("interval_ns").median().over(thread)
+    pause = trace.limit(PAUSE_FACTOR) * pl.col("interval_ns").median().over(thread)
     stopped = pl.col("stop_ns") > pl.col("issue_ns") - pl.col("interval_ns")
     begins = (
         pl.col("interval_ns").is_null()
@@ -161,7 +180,9 @@ def _stops(trace: Trace) -> pl.DataFrame:
     return pl.concat([waits, calls.select(columns)]).sort("stop_ns")
 
 
-def _launch_bound(kernels: pl.DataFrame, active: dict[int, Intervals]) -> pl.DataFrame:
+def _launch_bound(
+    trace: Trace, kernels: pl.DataFrame, active: dict[int, Intervals]
+) -> pl.DataFrame:
     """The runs that starve the GPU, one row a run, the idlest first."""
     lasting = pl.col("end_ns") - pl.col("start_ns")
     runs = (
@@ -178,9 +199,9 @@ def _launch_bound(kernels: pl.DataFrame, active: dict[int, Intervals]) -> pl.Dat
             pl.col("interval_ns").filter(~pl.col("begins")).median(),
         )
         .filter(
-            (pl.col("count") >= MIN_KERNELS)
-            & (pl.col("starved") >= MIN_STARVED_SHARE)
-            & (pl.col("interval_ns") <= MAX_INTERVAL_NS)
+            (pl.col("count") >= trace.limit(MIN_KERNELS))
+            & (pl.col("starved") >= trace.limit(MIN_STARVED_SHARE))
+            & (pl.col("interval_ns") <= trace.limit(MAX_INTERVAL_NS))
             & (pl.col("kernel_ns") < pl.col("interval_ns"))
         )
     )
@@ -192,7 +213,9 @@ def _launch_bound(kernels: pl.DataFrame, active: dict[int, Intervals]) -> pl.Dat
     added = LAUNCH_ADDED_NS * pl.col("count")
     return (
         runs.with_columns(pl.Series("idle_ns", idle))
-        .filter(pl.col("idle_ns") - added > MIN_IDLE_SHARE * (lasting - added))
+        .filter(
+            pl.col("idle_ns") - added > trace.limit(MIN_IDLE_SHARE) * (lasting - added)
+        )
         .sort("idle_ns", descending=True, maintain_order=True)
     )
 

@@ -12,12 +12,17 @@ from streamlint.findings import Claim, Confidence, Evidence, Finding, Severity
 from streamlint.held import in_issue_order
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
-MIN_PAIRS = 100
-"""A hundred gaps of 1 us are the least that is worth changing kernels for."""
+MIN_PAIRS = Threshold(
+    "min-pairs",
+    100,
+    "pairs of kernels",
+    "A hundred gaps of 1 us are the least that is worth changing kernels for.",
+)
 MIN_GAP_NS, MAX_GAP_NS = 500, 3_000
 """Between queued kernels of a stream (0.6 to 1.8 us, H200); more has other causes."""
 HIDDEN_NS = 240
@@ -59,13 +64,13 @@ def pdl_candidate(trace: Trace) -> Outcome:
     """
     findings: list[Finding] = []
     able = trace.gpus.filter(pl.col("compute_major") >= MIN_MAJOR)["gpu_id"]
-    if not len(able) or trace.kernels.height < MIN_PAIRS:
+    if not len(able) or trace.kernels.height < trace.limit(MIN_PAIRS):
         return findings
     for pid, region in regions(trace).items():
         if launches_block(trace, pid):
             continue
         pairs = _pairs(in_issue_order(trace, pid), able).filter(region.holds())
-        pairs = pairs.filter(pl.len().over("stream_id") >= MIN_PAIRS)
+        pairs = pairs.filter(pl.len().over("stream_id") >= trace.limit(MIN_PAIRS))
         if pairs.height:
             findings.append(_finding(trace, region, pairs))
     # Gaps beside a busy host or other streams cost nothing: most programs have some.

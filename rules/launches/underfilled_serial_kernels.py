@@ -12,23 +12,42 @@ from streamlint.held import in_issue_order
 from streamlint.intervals import union
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
-MAX_FRACTION = 0.25
-"""Kernels that ask for less of the GPU leave room for three more (rule catalogue)."""
-MIN_RUN = 4
-"""So many small kernels in a row could fill it."""
-MIN_SHARE = 0.1
-"""Runs that take less of the judged region aren't worth an independent proof."""
-MIN_OVERLAPPED = 10
-"""Fewer kernels that ran beside each other teach nothing."""
-MIN_SPEED_UP = 1.25
-"""Kernels that gain less from running together are better left in a row.
-
-Three kernels of 0.24 of an H200 each, started together, took 86, 164 and 234 us.
-"""
+MAX_FRACTION = Threshold(
+    "max-gpu-share",
+    0.25,
+    "share",
+    "Kernels that ask for less of the GPU leave room for three more (rule catalogue).",
+)
+MIN_RUN = Threshold(
+    "min-run",
+    4,
+    "kernels in a row",
+    "So many small kernels in a row could fill it.",
+)
+MIN_SHARE = Threshold(
+    "min-share",
+    0.1,
+    "share",
+    "Runs that take less of the judged region aren't worth an independent proof.",
+)
+MIN_OVERLAPPED = Threshold(
+    "min-overlapped",
+    10,
+    "kernels",
+    "Fewer kernels that ran beside each other teach nothing.",
+)
+MIN_SPEED_UP = Threshold(
+    "min-speed-up",
+    1.25,
+    "factor",
+    "Kernels that gain less from running together are better left in a row. Three "
+    "kernels of 0.24 of an H200 each, started together, took 86, 164 and 234 us.",
+)
 
 
 @rule(needs=("kernels", "runtime_calls"))
@@ -62,26 +81,29 @@ def underfilled_serial_kernels(trace: Trace) -> Outcome:
     """
     findings: list[Finding] = []
     for pid, region in regions(trace).items():
-        small = (pl.col("pid") == pid) & (pl.col("sm_fraction") < MAX_FRACTION)
-        if not _matters(trace.gpu_ops.filter(small & region.holds()), region):
+        small = (pl.col("pid") == pid) & (
+            pl.col("sm_fraction") < trace.limit(MAX_FRACTION)
+        )
+        if not _matters(trace, trace.gpu_ops.filter(small & region.holds()), region):
             continue
         if launches_block(trace, pid):
             continue
-        ordered = _with_neighbours(in_issue_order(trace, pid))
-        runs = _runs(ordered).filter(region.holds())
-        if _matters(runs, region):
-            gain = _speed_up(ordered)
-            if gain is None or gain >= MIN_SPEED_UP:
+        ordered = _with_neighbours(trace, in_issue_order(trace, pid))
+        runs = _runs(trace, ordered).filter(region.holds())
+        if _matters(trace, runs, region):
+            gain = _speed_up(trace, ordered)
+            if gain is None or gain >= trace.limit(MIN_SPEED_UP):
                 findings.append(_finding(trace, region, runs, gain))
     return [finding for finding in findings if finding.cost.ns != 0]
 
 
-def _matters(kernels: pl.DataFrame, region: Region) -> bool:
+def _matters(trace: Trace, kernels: pl.DataFrame, region: Region) -> bool:
     lasting = int((kernels["end_ns"] - kernels["start_ns"]).sum())
-    return kernels.height >= MIN_RUN and lasting >= MIN_SHARE * region.duration_ns
+    least = trace.limit(MIN_SHARE) * region.duration_ns
+    return kernels.height >= trace.limit(MIN_RUN) and lasting >= least
 
 
-def _with_neighbours(ordered: pl.DataFrame) -> pl.DataFrame:
+def _with_neighbours(trace: Trace, ordered: pl.DataFrame) -> pl.DataFrame:
     """Adds small (a single kernel that leaves room) and alone (nothing beside it)."""
     by_start = ordered.sort("start_ns", "end_ns").with_columns(
         (pl.col("start_ns") >= pl.col("end_ns").cum_max().shift(1))
@@ -96,7 +118,7 @@ def _with_neighbours(ordered: pl.DataFrame) -> pl.DataFrame:
     small = (
         (pl.col("kind") == "kernel")
         & pl.col("graph_node_id").is_null()
-        & (pl.col("sm_fraction") < MAX_FRACTION)
+        & (pl.col("sm_fraction") < trace.limit(MAX_FRACTION))
         & ~pl.col("call").fill_null("").str.contains("Cooperative")
     )
     return by_start.with_columns(
@@ -104,7 +126,7 @@ def _with_neighbours(ordered: pl.DataFrame) -> pl.DataFrame:
     ).sort("issue_ns", "start_ns", maintain_order=True)
 
 
-def _runs(ordered: pl.DataFrame) -> pl.DataFrame:
+def _runs(trace: Trace, ordered: pl.DataFrame) -> pl.DataFrame:
     """Kernels of runs, columns of gpu_ops with run, of at least `MIN_RUN` each."""
     stream = "stream_id"
     serial = pl.col("small") & pl.col("alone")
@@ -114,11 +136,11 @@ def _runs(ordered: pl.DataFrame) -> pl.DataFrame:
         ordered.sort("stream_id", maintain_order=True)
         .with_columns((~goes_on.fill_null(value=False)).cum_sum().alias("run"))
         .filter(serial)
-        .filter(pl.len().over("run") >= MIN_RUN)
+        .filter(pl.len().over("run") >= trace.limit(MIN_RUN))
     )
 
 
-def _speed_up(ordered: pl.DataFrame) -> float | None:
+def _speed_up(trace: Trace, ordered: pl.DataFrame) -> float | None:
     """How much faster small kernels were together than alone; None if unknown.
 
     Their usual times alone, by name and grid share, over the time that they took.
@@ -132,7 +154,10 @@ def _speed_up(ordered: pl.DataFrame) -> float | None:
     together = kernels.filter(~pl.col("alone")).join(
         alone, on=kind, how="inner", validate="m:1"
     )
-    if together.height < MIN_OVERLAPPED or together["stream_id"].n_unique() < 2:
+    if (
+        together.height < trace.limit(MIN_OVERLAPPED)
+        or together["stream_id"].n_unique() < 2
+    ):
         return None
     busy = union(column(together, "start_ns"), column(together, "end_ns"))
     return float(together["alone_ns"].sum()) / busy.total_ns

@@ -13,22 +13,47 @@ from streamlint.cost import price, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
 from streamlint.intervals import Intervals, union
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
-MIN_CLASS_SHARE = 0.10
-"""Copies or kernels that fill less of the judged region aren't worth hiding."""
-MAX_OVERLAP = 0.10
-"""Up to this part of the shorter class may overlap, at the seams of the chain."""
-ONE_STREAM = 0.8
-"""From this part of the work on, one stream is the chain; more are another fault."""
-MIN_ROUNDS = 2
-"""Kernels between copies this often are a loop that can be pipelined."""
-CHUNKABLE_BYTES = 32 << 20
-"""A single pass with such a copy can be cut into pieces."""
-MAX_PASS_KERNELS = 4
-"""A single pass of more kernels reads its input again and again: no pieces."""
+MIN_CLASS_SHARE = Threshold(
+    "min-share",
+    0.10,
+    "share",
+    "Copies or kernels that fill less of the judged region aren't worth hiding.",
+)
+MAX_OVERLAP = Threshold(
+    "max-overlap",
+    0.10,
+    "share",
+    "Up to this part of the shorter class may overlap, at the seams of the chain.",
+)
+ONE_STREAM = Threshold(
+    "min-stream-share",
+    0.8,
+    "share",
+    "From this part of the work on, one stream is the chain; more are another fault.",
+)
+MIN_ROUNDS = Threshold(
+    "min-rounds",
+    2,
+    "rounds",
+    "Kernels between copies this often are a loop that can be pipelined.",
+)
+CHUNKABLE_BYTES = Threshold(
+    "min-single-copy",
+    32 << 20,
+    "bytes",
+    "A single pass with such a copy can be cut into pieces.",
+)
+MAX_PASS_KERNELS = Threshold(
+    "max-pass-kernels",
+    4,
+    "kernels in a single pass",
+    "A single pass of more kernels reads its input again and again: no pieces.",
+)
 MIN_CHUNK_BYTES = 1 << 20
 """Smallest piece at full copy rate: 1 MiB runs at 49 of 52 GB/s on an H200."""
 
@@ -79,7 +104,7 @@ def copy_compute_not_overlapped(trace: Trace) -> Outcome:
             )
             if here["integrated"].any() or _mostly_pageable(here):
                 continue
-            chain = _chain(ops, region, _copy_engines(trace, ops))
+            chain = _chain(trace, ops, region, _copy_engines(trace, ops))
             if chain is not None:
                 finding = _finding(trace, region, chain)
                 if finding.severity is not Severity.INFO:
@@ -121,19 +146,21 @@ def _mostly_pageable(copies: pl.DataFrame) -> bool:
     return int(slow_ns) * 2 > int(all_ns)
 
 
-def _chain(ops: pl.DataFrame, region: Region, engines: int) -> _Chain | None:
+def _chain(
+    trace: Trace, ops: pl.DataFrame, region: Region, engines: int
+) -> _Chain | None:
     """The chain on the device's main stream, None where there is none."""
     copy = pl.col("engine").is_in(("HtoD", "DtoH"))
     ops = ops.filter(~pl.col("engine").is_in(("PtoP", "HtoH"))).with_columns(
         pl.when(copy).then("engine").otherwise(pl.lit("compute")).alias("lane"),
         (pl.col("end_ns") - pl.col("start_ns")).alias("ns"),
     )
-    main = _main_stream(ops)
+    main = _main_stream(trace, ops)
     if engines < 1 or main is None:
         return None
     chain = ops.filter(pl.col("stream_id") == main)
     for looped, part in ((True, _without_single_copies(chain)), (False, chain)):
-        lanes = _serial_lanes(ops, part, region, engines)
+        lanes = _serial_lanes(trace, ops, part, region, engines)
         turns = part.filter(pl.col("lane").is_in({*lanes, "compute"})).with_columns(
             pl.col("lane").rle_id().alias("turn")
         )
@@ -141,10 +168,11 @@ def _chain(ops: pl.DataFrame, region: Region, engines: int) -> _Chain | None:
         inner = (pl.col("turn") > 0) & (pl.col("turn") < turns["turn"].max())
         between = kernels.filter(inner)
         if looped:
-            holds = between["turn"].n_unique() >= MIN_ROUNDS
+            holds = between["turn"].n_unique() >= trace.limit(MIN_ROUNDS)
         else:
-            chunkable = turns.filter(pl.col("size_bytes") >= CHUNKABLE_BYTES)
-            holds = between.height <= MAX_PASS_KERNELS and chunkable.height > 0
+            large = pl.col("size_bytes") >= trace.limit(CHUNKABLE_BYTES)
+            few = between.height <= trace.limit(MAX_PASS_KERNELS)
+            holds = few and turns.filter(large).height > 0
         if lanes and between.height and holds:
             return _Chain(part, lanes, engines, kernels["turn"].n_unique(), looped)
     return None
@@ -162,10 +190,10 @@ def _without_single_copies(chain: pl.DataFrame) -> pl.DataFrame:
 
 
 def _serial_lanes(
-    ops: pl.DataFrame, chain: pl.DataFrame, region: Region, engines: int
+    trace: Trace, ops: pl.DataFrame, chain: pl.DataFrame, region: Region, engines: int
 ) -> tuple[str, ...]:
     """The lanes worth overlapping, none if there's one or if they overlap already."""
-    least = MIN_CLASS_SHARE * region.duration_ns
+    least = trace.limit(MIN_CLASS_SHARE) * region.duration_ns
     lanes = tuple(lane for lane in _LANES if _lane(chain, lane).total_ns >= least)
     pairs = [
         (_lane(ops, a), _lane(ops, b))
@@ -173,18 +201,19 @@ def _serial_lanes(
         if engines > 1 or "compute" in (a, b)
     ]
     serial = all(
-        (a & b).total_ns < MAX_OVERLAP * min(a.total_ns, b.total_ns) for a, b in pairs
+        (a & b).total_ns < trace.limit(MAX_OVERLAP) * min(a.total_ns, b.total_ns)
+        for a, b in pairs
     )
     return lanes if pairs and serial else ()
 
 
-def _main_stream(ops: pl.DataFrame) -> int | None:
+def _main_stream(trace: Trace, ops: pl.DataFrame) -> int | None:
     """The stream that holds most of the copies and most of the kernels, if one."""
     share = pl.col("ns") / pl.col("ns").sum().over("computes")
     most = (
         ops.group_by("stream_id", (pl.col("lane") == "compute").alias("computes"))
         .agg(pl.col("ns").sum())
-        .filter(share >= ONE_STREAM)
+        .filter(share >= trace.limit(ONE_STREAM))
     )["stream_id"]
     return int(most[0]) if most.len() == 2 and most.n_unique() == 1 else None
 

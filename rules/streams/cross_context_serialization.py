@@ -21,18 +21,30 @@ from streamlint.intervals import Intervals, union
 from streamlint.readiness import with_ready
 from streamlint.replay import Edge
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
-MIN_HELD = 3
-"""Fewer kernels that were held are start-up of the other process, not a pattern."""
-MIN_HELD_NS = 50_000
-"""Shorter waits are the GPU's own scheduling; time slices take longer
-
-(0.33 ms seen on an H200)."""
-MIN_HELD_SHARE = 0.5
-"""Taking turns, one context or the other is held nearly all of the time."""
+MIN_HELD = Threshold(
+    "min-held",
+    3,
+    "held kernels",
+    "Fewer kernels that were held are start-up of the other process, not a pattern.",
+)
+MIN_HELD_NS = Threshold(
+    "min-wait",
+    50_000,
+    "ns",
+    "Shorter waits are the GPU's own scheduling; time slices take longer (0.33 ms seen "
+    "on an H200).",
+)
+MIN_HELD_SHARE = Threshold(
+    "min-held-share",
+    0.5,
+    "share",
+    "Taking turns, one context or the other is held nearly all of the time.",
+)
 MAX_TOGETHER = 1.1
 """Kernels that run together run for longer, in sum, than the time that passes."""
 
@@ -130,23 +142,27 @@ def _turns(trace: Trace, kernels: pl.DataFrame) -> _Turns | None:
         np.array([region.end_ns for region in judged]),
     )
     ran = [_ran_ns(context, contended) for context in own]
-    held = pl.concat([_held(context, contended) for context in own])
+    held = pl.concat([_held(trace, context, contended) for context in own])
     waited = _lost(held)
     taking_turns = (
-        held.height >= MIN_HELD
+        held.height >= trace.limit(MIN_HELD)
         and sum(ran) <= MAX_TOGETHER * contended.total_ns
-        and (waited & contended).total_ns >= MIN_HELD_SHARE * contended.total_ns
+        and (waited & contended).total_ns
+        >= trace.limit(MIN_HELD_SHARE) * contended.total_ns
         and sum(_fraction(context) for context in own) <= 1
     )
     if not taking_turns:
         return None
     longest = max(judged, key=lambda region: region.duration_ns)
-    sooner = _sooner_ns(own, wanted, contended)
+    sooner = _sooner_ns(trace, own, wanted, contended)
     return _Turns(contended, sooner, held, len(own), longest)
 
 
 def _sooner_ns(
-    contexts: list[pl.DataFrame], wanted: list[Intervals], contended: Intervals
+    trace: Trace,
+    contexts: list[pl.DataFrame],
+    wanted: list[Intervals],
+    contended: Intervals,
 ) -> int:
     """How much sooner the last context is done if none is held by another.
 
@@ -160,7 +176,7 @@ def _sooner_ns(
             _ran_ns(stream, contended)
             for _, stream in context.group_by("stream_id", maintain_order=True)
         )
-        lost = _lost(_held(context, contended)).total_ns
+        lost = _lost(_held(trace, context, contended)).total_ns
         done.append(int(ready.ends[-1]))
         sooner.append(done[-1] - max(lost, (ready & contended).total_ns - needed))
     return max(done) - max(sooner)
@@ -180,13 +196,14 @@ def _ran_ns(context: pl.DataFrame, contended: Intervals) -> int:
     return min(apart, (union(start, end) & contended).total_ns)
 
 
-def _held(context: pl.DataFrame, contended: Intervals) -> pl.DataFrame:
+def _held(trace: Trace, context: pl.DataFrame, contended: Intervals) -> pl.DataFrame:
     """Kernels that waited or were suspended in the contended time."""
     lost = pl.col("end_ns") - pl.col("ready_ns") - pl.col("ran_ns")
     held = context.with_columns(lost.alias("held_ns"))
     inside = contended.overlap_ns(column(held, "ready_ns"), column(held, "end_ns"))
     return held.filter(
-        (pl.col("held_ns") >= MIN_HELD_NS) & pl.Series(inside >= MIN_HELD_NS)
+        (pl.col("held_ns") >= trace.limit(MIN_HELD_NS))
+        & pl.Series(inside >= trace.limit(MIN_HELD_NS))
     )
 
 

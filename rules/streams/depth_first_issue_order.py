@@ -12,14 +12,23 @@ from streamlint.intervals import union
 from streamlint.readiness import with_ready
 from streamlint.replay import Edge
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
-MIN_GAPS = 3
-"""Fewer idle gaps of a copy engine are no pattern; four pieces leave three."""
-MIN_IDLE_NS = 10_000
-"""Shorter gaps are the hand-over from one copy to the next (1 to 2 us)."""
+MIN_GAPS = Threshold(
+    "min-gaps",
+    3,
+    "gaps",
+    "Fewer idle gaps of a copy engine are no pattern; four pieces leave three.",
+)
+MIN_IDLE_NS = Threshold(
+    "min-gap",
+    10_000,
+    "ns",
+    "Shorter gaps are the hand-over from one copy to the next (1 to 2 us).",
+)
 HANDOVER_NS = 10_000
 """A copy that starts this soon after another one was waiting for the engine."""
 
@@ -60,15 +69,15 @@ def depth_first_issue_order(trace: Trace) -> Outcome:
     findings: list[Finding] = []
     if not copies.height:
         return findings
-    gaps = _gaps(copies)
+    gaps = _gaps(trace, copies)
     for region in concurrent_regions(trace).values():
-        if gaps.filter(region.holds("until_ns")).height < MIN_GAPS:
+        if gaps.filter(region.holds("until_ns")).height < trace.limit(MIN_GAPS):
             continue
-        here = _gaps(with_ready(trace, copies.drop("ready_ns"), Edge.ENGINE)).filter(
-            region.holds("until_ns")
-        )
+        here = _gaps(
+            trace, with_ready(trace, copies.drop("ready_ns"), Edge.ENGINE)
+        ).filter(region.holds("until_ns"))
         for _, of_lane in here.group_by("lane", "context_id", maintain_order=True):
-            if of_lane.height >= MIN_GAPS:
+            if of_lane.height >= trace.limit(MIN_GAPS):
                 findings.append(_finding(trace, region, of_lane))
     return findings
 
@@ -102,7 +111,7 @@ def _in_lanes(trace: Trace) -> pl.DataFrame:
     )
 
 
-def _gaps(copies: pl.DataFrame) -> pl.DataFrame:
+def _gaps(trace: Trace, copies: pl.DataFrame) -> pl.DataFrame:
     """Copies that ended an idle gap of their engine while another one was ready.
 
     With idle_ns and until_ns, the part of the gap with a copy ready, and the kind and
@@ -119,7 +128,7 @@ def _gaps(copies: pl.DataFrame) -> pl.DataFrame:
         idle = np.concatenate([start[:1], reached[:-1]])[first]
         since = np.maximum(idle, free[then])
         # Not the copy's own latency, but what it depends on, left the engine idle.
-        held = free[first] - since >= MIN_IDLE_NS
+        held = free[first] - since >= trace.limit(MIN_IDLE_NS)
         held &= pid[then] == pid[first]
         held &= (stream[then] != stream[first]) & (issued[then] > issued[first])
         held &= (start[then] >= end[first]) & (start[then] - end[first] <= HANDOVER_NS)

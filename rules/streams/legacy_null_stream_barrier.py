@@ -22,6 +22,7 @@ from streamlint.findings import (
 from streamlint.intervals import Bools, Int64, Intervals, union
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
@@ -31,10 +32,18 @@ HANDOVER_NS = 10_000
 
 Measured on an H200: 1.0 to 3.4 us from the end of a barrier to the next start.
 """
-MIN_HELD = 3
-"""Fewer held operations are start-up, not a pattern."""
-LATENT_TURNS = 6
-"""Three rounds of NULL-stream and blocking work, there and back."""
+MIN_HELD = Threshold(
+    "min-held",
+    3,
+    "held operations",
+    "Fewer held operations are start-up, not a pattern.",
+)
+LATENT_TURNS = Threshold(
+    "min-turns",
+    6,
+    "turns between NULL-stream and blocking work",
+    "Three rounds of NULL-stream and blocking work, there and back.",
+)
 
 _BEFORE = np.iinfo(np.int64).min
 
@@ -117,7 +126,7 @@ def _judge(
     )
     holds = _holds(ops, records, _behind_event_wait(trace, ops), region)
     held = len(holds.rows)
-    if held < MIN_HELD:
+    if held < trace.limit(MIN_HELD):
         return _latent(trace, region, ops, null)
     replay = replay_of(trace)
     rows = replay.ops_of(ops)
@@ -182,7 +191,7 @@ def _latent(
         region.holds() & (pl.col("stream_kind") != "non-blocking")
     ).select((pl.col("stream_kind") == "null").alias("null"))["null"]
     turns = int((judged != judged.shift(1)).sum()) if judged.len() else 0
-    if turns < LATENT_TURNS:
+    if turns < trace.limit(LATENT_TURNS):
         return None
     first = null.row(0, named=True)
     calls = calls_behind(trace, null)

@@ -20,14 +20,23 @@ from streamlint.intervals import union
 from streamlint.readiness import with_ready
 from streamlint.replay import Edge, Replay, replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
-MIN_HELD = 3
-"""Fewer urgent kernels that waited are start-up, not a pattern."""
-MIN_WAIT_NS = 50_000
-"""Shorter waits are the last blocks of a short kernel: priority does work there."""
+MIN_HELD = Threshold(
+    "min-held",
+    3,
+    "held kernels",
+    "Fewer urgent kernels that waited are start-up, not a pattern.",
+)
+MIN_WAIT_NS = Threshold(
+    "min-wait",
+    50_000,
+    "ns",
+    "Shorter waits are the last blocks of a short kernel: priority does work there.",
+)
 
 
 @rule(needs=("kernels", "streams"))
@@ -77,8 +86,8 @@ def priority_without_effect(trace: Trace) -> Outcome:
         .drop_nulls("priority")
     )
     urgent = pl.col("priority") < pl.col("priority").max().over("pid", "device_id")
-    late = pl.col("start_ns") - pl.col("issue_end_ns") >= MIN_WAIT_NS
-    several = (urgent & late).sum().over("pid", "device_id") >= MIN_HELD
+    late = pl.col("start_ns") - pl.col("issue_end_ns") >= trace.limit(MIN_WAIT_NS)
+    several = (urgent & late).sum().over("pid", "device_id") >= trace.limit(MIN_HELD)
     kernels = kernels.filter(several)
     if not kernels.height:
         return findings
@@ -86,7 +95,7 @@ def priority_without_effect(trace: Trace) -> Outcome:
         own = kernels.filter(pl.col("pid") == pid)
         for _, here in own.group_by("device_id", maintain_order=True):
             held = _held(trace, here).filter(region.holds())
-            if held.height >= MIN_HELD:
+            if held.height >= trace.limit(MIN_HELD):
                 finding = _finding(trace, region, held, here)
                 if finding.severity is not Severity.INFO:
                     findings.append(finding)
@@ -117,7 +126,11 @@ def _held(trace: Trace, kernels: pl.DataFrame) -> pl.DataFrame:
         taken = lower["sm_fraction"].fill_null(0.0).to_numpy()[holder]
         wanted = urgent["sm_fraction"].fill_null(0.0).to_numpy()
         until = np.minimum(ends[np.maximum(before, 0)], column(urgent, "start_ns"))
-        waited = (before >= 0) & (until - at >= MIN_WAIT_NS) & (taken + wanted > 1)
+        waited = (
+            (before >= 0)
+            & (until - at >= trace.limit(MIN_WAIT_NS))
+            & (taken + wanted > 1)
+        )
         # What ended long before the start wasn't it.
         waited &= column(urgent, "start_ns") - until < until - at
         both = np.minimum(ends[np.maximum(before, 0)], column(urgent, "end_ns"))

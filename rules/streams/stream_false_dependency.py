@@ -16,14 +16,23 @@ from streamlint.readiness import ready, released
 from streamlint.replay import Edge, Replay, replay_of
 from streamlint.replay.graph import connections
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
-MIN_HELD = 5
-"""Fewer operations that start with another stream's are chance."""
-MIN_WAIT_NS = 10_000
-"""Shorter waits are launch delays (catalogue: 2 to 30 us)."""
+MIN_HELD = Threshold(
+    "min-held",
+    5,
+    "held operations",
+    "Fewer operations that start with another stream's are chance.",
+)
+MIN_WAIT_NS = Threshold(
+    "min-wait",
+    10_000,
+    "ns",
+    "Shorter waits are launch delays (catalogue: 2 to 30 us).",
+)
 START_NS = 5_000
 """From the start of the queue's operation to the next (0.3 to 1.8 us, H200)."""
 MOST_QUEUES = 32
@@ -76,8 +85,8 @@ def stream_false_dependency(trace: Trace) -> Outcome:
         for context, streams in used.iter_rows():
             if streams <= queues:
                 continue
-            holds = _holds(replay_of(trace), region, context)
-            if len(holds.rows) >= MIN_HELD:
+            holds = _holds(trace, replay_of(trace), region, context)
+            if len(holds.rows) >= trace.limit(MIN_HELD):
                 findings.append(_finding(trace, region, holds, streams, queues))
     return findings
 
@@ -95,7 +104,7 @@ class _Holds:
     context: Int64
 
 
-def _holds(replay: Replay, region: Region, context: object) -> _Holds:
+def _holds(trace: Trace, replay: Replay, region: Region, context: object) -> _Holds:
     graph = replay.graph
     inside = graph.ops.select(
         (pl.col("pid") == region.pid)
@@ -104,7 +113,11 @@ def _holds(replay: Replay, region: Region, context: object) -> _Holds:
     of_context = inside.to_series().to_numpy()
     free, queue = ready(graph, Edge.QUEUE), released(graph, [Edge.QUEUE])
     start = graph.op_start
-    held = of_context & (queue - free >= MIN_WAIT_NS) & (start - queue <= START_NS)
+    held = (
+        of_context
+        & (queue - free >= trace.limit(MIN_WAIT_NS))
+        & (start - queue <= START_NS)
+    )
     held &= (start > region.start_ns) & (start < region.end_ns)
     held &= (graph.ops["kind"] != "record").to_numpy()
     rows = np.flatnonzero(held)

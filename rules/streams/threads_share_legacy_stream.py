@@ -10,19 +10,32 @@ from streamlint.cost import price, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
 from streamlint.intervals import Bools, Int64, union
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
-MIN_HELD = 3
-"""Fewer operations that waited for another thread's are start-up."""
-MIN_WAIT_NS = 10_000
-"""Shorter waits are launch delays."""
+MIN_HELD = Threshold(
+    "min-held",
+    3,
+    "held operations",
+    "Fewer operations that waited for another thread's are start-up.",
+)
+MIN_WAIT_NS = Threshold(
+    "min-wait",
+    10_000,
+    "ns",
+    "Shorter waits are launch delays.",
+)
 HANDOVER_NS = 10_000
 """An operation that starts this soon after another ended was waiting for it."""
-MIN_TOGETHER = 0.1
-"""Threads that are in CUDA calls at the same time for less than this part of the
-time in calls hand work to each other (PyTorch's autograd: never at once)."""
+MIN_TOGETHER = Threshold(
+    "min-together",
+    0.1,
+    "share",
+    "Threads that are in CUDA calls at the same time for less than this part of the "
+    "time in calls hand work to each other (PyTorch's autograd: never at once).",
+)
 
 
 @rule(needs=("runtime_calls",))
@@ -68,8 +81,8 @@ def threads_share_legacy_stream(trace: Trace) -> Outcome:
         own = shared.filter(pl.col("pid") == pid)
         for _, here in own.group_by("context_id", maintain_order=True):
             ops = _of_concurrent_threads(trace, here)
-            held = _held(ops).filter(region.holds())
-            if held.height >= MIN_HELD:
+            held = _held(trace, ops).filter(region.holds())
+            if held.height >= trace.limit(MIN_HELD):
                 findings.append(_finding(trace, region, ops, held))
     return findings
 
@@ -97,12 +110,12 @@ def _of_concurrent_threads(trace: Trace, ops: pl.DataFrame) -> pl.DataFrame:
     concurrent = [
         tid
         for tid, span in spans.items()
-        if (span & together).total_ns > MIN_TOGETHER * span.total_ns
+        if (span & together).total_ns > trace.limit(MIN_TOGETHER) * span.total_ns
     ]
     return ops.filter(pl.col("tid").is_in(concurrent))
 
 
-def _held(ops: pl.DataFrame) -> pl.DataFrame:
+def _held(trace: Trace, ops: pl.DataFrame) -> pl.DataFrame:
     """Operations that waited for another thread's, with ready_ns and other_tid.
 
     The order is that of execution: calls of several threads block each other, so the
@@ -121,7 +134,7 @@ def _held(ops: pl.DataFrame) -> pl.DataFrame:
     ends = np.maximum.accumulate(column(ops, "end_ns"))[:-1]
     before = np.concatenate([[np.iinfo(np.int64).min], ends])
     start, free = column(ops, "start_ns"), column(ops, "ready_ns")
-    held = (before - free >= MIN_WAIT_NS) & (start >= before)
+    held = (before - free >= trace.limit(MIN_WAIT_NS)) & (start >= before)
     held &= (start - before <= HANDOVER_NS) & _had_room(ops)
     held &= (ops["tid"] != ops["other_tid"]).fill_null(value=False).to_numpy()
     return ops.filter(pl.Series(held))

@@ -8,14 +8,23 @@ from streamlint.cost import price, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
 from streamlint.intervals import union
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
 from streamlint.where import locate
 
-MIN_QUERIES = 100
-"""Fewer queries in a row are an occasional look (rule catalogue)."""
-MAX_GAP_NS = 10_000
-"""A host that does something else for this long between queries isn't only polling."""
+MIN_QUERIES = Threshold(
+    "min-queries",
+    100,
+    "queries in a row",
+    "Fewer queries in a row are an occasional look (rule catalogue).",
+)
+MAX_GAP_NS = Threshold(
+    "max-gap",
+    10_000,
+    "ns",
+    "A host that does something else for this long between queries isn't only polling.",
+)
 
 
 @rule(needs=("runtime_calls",))
@@ -50,10 +59,10 @@ def busy_poll(trace: Trace) -> Outcome:
     """
     queries = _queries(trace)
     findings: list[Finding] = []
-    if queries.height < MIN_QUERIES:
+    if queries.height < trace.limit(MIN_QUERIES):
         return findings
     for region in regions(trace).values():
-        runs = _runs(queries.filter(region.holds()))
+        runs = _runs(trace, queries.filter(region.holds()))
         for (asked,), here in runs.group_by("asked", maintain_order=True):
             findings.append(_finding(trace, region, here, str(asked)))
     return findings
@@ -87,13 +96,13 @@ def _queries(trace: Trace) -> pl.DataFrame:
     return queries.sort("start_ns")
 
 
-def _runs(queries: pl.DataFrame) -> pl.DataFrame:
+def _runs(trace: Trace, queries: pl.DataFrame) -> pl.DataFrame:
     """Queries of one target in close succession: pid, asked, times and how many."""
     target = ["pid", "asked", "target"]
     pause = pl.col("start_ns") - pl.col("end_ns").shift(1).over(target)
     return (
         queries.with_columns(
-            (pause > MAX_GAP_NS)
+            (pause > trace.limit(MAX_GAP_NS))
             .fill_null(value=False)
             .cum_sum()
             .over(target)
@@ -101,7 +110,7 @@ def _runs(queries: pl.DataFrame) -> pl.DataFrame:
         )
         .group_by(*target, "run", maintain_order=True)
         .agg(pl.col("start_ns").min(), pl.col("end_ns").max(), pl.len().alias("count"))
-        .filter(pl.col("count") >= MIN_QUERIES)
+        .filter(pl.col("count") >= trace.limit(MIN_QUERIES))
     )
 
 

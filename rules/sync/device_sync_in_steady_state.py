@@ -11,13 +11,18 @@ from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Seve
 from streamlint.intervals import union
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 from streamlint.waits import host_waits, without_waits
 from streamlint.where import locate, sites
 
-MIN_CALLS = 3
-"""Fewer device-wide waits are set-up or timing, not a pattern."""
+MIN_CALLS = Threshold(
+    "min-calls",
+    3,
+    "calls",
+    "Fewer device-wide waits are set-up or timing, not a pattern.",
+)
 
 
 @rule(needs=("runtime_calls",))
@@ -57,7 +62,7 @@ def device_sync_in_steady_state(trace: Trace) -> Outcome:
         calls = calls.with_columns(sites(trace, calls))
         ops = trace.gpu_ops.filter(pl.col("pid") == pid)
         for (name, site), here in calls.group_by("name", "site", maintain_order=True):
-            if int(here["over_broad"].sum()) >= MIN_CALLS:
+            if int(here["over_broad"].sum()) >= trace.limit(MIN_CALLS):
                 findings.append(_finding(trace, region, here, ops, str(name), site))
     return findings
 

@@ -9,6 +9,7 @@ from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Evidence, Finding
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region
 from streamlint.trace.model import Trace
 from streamlint.waits import (
@@ -19,12 +20,25 @@ from streamlint.waits import (
 )
 from streamlint.where import locate, sites
 
-MIN_CALLS = 3
-"""Fewer drains are phases of the program, not a loop."""
-MIN_IDLE_NS = 10_000
-"""Shorter idle after a wait is the ordinary cost of a launch."""
-MIN_IDLE_DELAYS = 3
-"""The same, for traces whose launches take long: so many median issue delays."""
+MIN_CALLS = Threshold(
+    "min-calls",
+    3,
+    "calls",
+    "Fewer drains are phases of the program, not a loop.",
+)
+MIN_IDLE_NS = Threshold(
+    "min-idle",
+    10_000,
+    "ns",
+    "Shorter idle after a wait is the ordinary cost of a launch.",
+)
+MIN_IDLE_DELAYS = Threshold(
+    "min-idle-delays",
+    3,
+    "factor",
+    "For traces whose launches take long: idle shorter than so many median issue "
+    "delays is the ordinary cost of a launch.",
+)
 
 
 @rule(needs=("runtime_calls",))
@@ -56,7 +70,9 @@ def host_sync_drains_gpu(trace: Trace) -> Outcome:
         computation"; PyTorch documentation, "Avoid unnecessary CPU-GPU
         synchronization".
     """
-    least = max(MIN_IDLE_NS, MIN_IDLE_DELAYS * issue_delay_ns(trace))
+    least = max(
+        trace.limit(MIN_IDLE_NS), trace.limit(MIN_IDLE_DELAYS) * issue_delay_ns(trace)
+    )
     waits = host_waits(trace).filter(
         (pl.col("kind") != "sync memcpy") & ~pl.col("over_broad")
     )
@@ -73,7 +89,7 @@ def host_sync_drains_gpu(trace: Trace) -> Outcome:
         )
         place = ("tid", "name", "readback", "site")
         for key, here in calls.group_by(place, maintain_order=True):
-            if int(here["drains"].sum()) >= MIN_CALLS:
+            if int(here["drains"].sum()) >= trace.limit(MIN_CALLS):
                 findings.append(_finding(trace, region, here, *key[1:]))
     return findings
 

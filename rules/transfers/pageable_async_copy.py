@@ -25,15 +25,18 @@ from streamlint.findings import (
 )
 from streamlint.intervals import union
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate, ops_asked_by, sites
 
-MIN_COPIES = 3
-"""Fewer copies are a one-time transfer: page-locking memory for it costs more.
-
-Measured on an H200: 0.6 to 1.3 ms for each MiB allocated page-locked.
-"""
+MIN_COPIES = Threshold(
+    "min-copies",
+    3,
+    "blocking copies",
+    "Fewer copies are a one-time transfer: page-locking memory for it costs more. "
+    "Measured on an H200: 0.6 to 1.3 ms for each MiB allocated page-locked.",
+)
 
 
 @rule(needs=("runtime_calls", "memcpys"))
@@ -86,9 +89,9 @@ def pageable_async_copy(trace: Trace) -> Outcome:
         own = own.with_columns(sites(trace, own))
         pageable = own.filter(pl.col("host_kind") == "pageable")
         for (site,), here in pageable.group_by("site", maintain_order=True):
-            if _bites(here, region):
+            if _bites(trace, here, region):
                 findings.append(_finding(trace, region, here, site))
-        if pageable.height < own.height and _bites(own, region):
+        if pageable.height < own.height and _bites(trace, own, region):
             unable = _unknown_memory(own.height - pageable.height)
     return findings or unable or []
 
@@ -99,10 +102,13 @@ def _blocking(copies: pl.DataFrame, region: Region) -> pl.DataFrame:
     return copies.filter(region.holds() & large)
 
 
-def _bites(copies: pl.DataFrame, region: Region) -> bool:
+def _bites(trace: Trace, copies: pl.DataFrame, region: Region) -> bool:
     blocking = _blocking(copies, region)
     blocked = _in_calls_ns(blocking)
-    return blocking.height >= MIN_COPIES or blocked > MIN_SHARE * region.duration_ns
+    return (
+        blocking.height >= trace.limit(MIN_COPIES)
+        or blocked > MIN_SHARE * region.duration_ns
+    )
 
 
 def _in_calls_ns(copies: pl.DataFrame) -> int:
@@ -127,7 +133,7 @@ def _finding(
         message=f"{number} of pageable host memory ({', '.join(directions)}{some}) "
         f"kept the host inside the calls for {blocked / 1e6:.2f} ms of the judged "
         "region",
-        severity=_severity(cost, copies, region),
+        severity=_severity(trace, cost, copies, region),
         confidence=Confidence.LOW if copies["coherent"].any() else Confidence.HIGH,
         cost=cost,
         where=locate(
@@ -174,9 +180,11 @@ def _cost(trace: Trace, region: Region, copies: pl.DataFrame, change: Change) ->
     )
 
 
-def _severity(cost: Cost, copies: pl.DataFrame, region: Region) -> Severity:
+def _severity(
+    trace: Trace, cost: Cost, copies: pl.DataFrame, region: Region
+) -> Severity:
     severity = severity_of(cost)
-    if _blocking(copies, region).height < MIN_COPIES:
+    if _blocking(copies, region).height < trace.limit(MIN_COPIES):
         return Severity.INFO
     if copies["coherent"].any() and severity.at_least(Severity.LOW):
         return Severity.LOW

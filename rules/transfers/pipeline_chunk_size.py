@@ -16,25 +16,50 @@ from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Seve
 from streamlint.intervals import Int64
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, regions
 from streamlint.trace.model import Trace
 from streamlint.waits import waiting_calls
 from streamlint.where import calls_behind, locate
 
-SMALL_CHUNK = 1 << 20
-"""Copies of less don't reach the rate of the bus: 49 of 52 GB/s at 1 MiB (H200)."""
+SMALL_CHUNK = Threshold(
+    "min-chunk",
+    1 << 20,
+    "bytes",
+    "Copies of less don't reach the rate of the bus: 49 of 52 GB/s at 1 MiB (H200).",
+)
 GOOD_CHUNK = 4 << 20
 """A chunk that copies far longer than it takes to issue: 80 us on an H200."""
-LARGE_CHUNK = 16 << 20
-"""Above this, filling and draining the pipeline is felt (rule catalogue)."""
-MIN_ISSUE_SHARE = 0.5
-"""Issuing a chunk takes at least this part of copying it, or the bus is the limit."""
-MIN_CHUNKS = 32
-"""Fewer small chunks cost less than 0.5 ms."""
-FEW_CHUNKS = 4
-"""With so many chunks or more, each is a small part of the whole."""
-MIN_ENDS_SHARE = 0.1
-"""Filling and draining matter from this part of the pass on."""
+LARGE_CHUNK = Threshold(
+    "max-chunk",
+    16 << 20,
+    "bytes",
+    "Above this, filling and draining the pipeline is felt (rule catalogue).",
+)
+MIN_ISSUE_SHARE = Threshold(
+    "min-issue-share",
+    0.5,
+    "share",
+    "Issuing a chunk takes at least this part of copying it, or the bus is the limit.",
+)
+MIN_CHUNKS = Threshold(
+    "min-small-chunks",
+    32,
+    "small chunks",
+    "Fewer small chunks cost less than 0.5 ms.",
+)
+FEW_CHUNKS = Threshold(
+    "min-large-chunks",
+    4,
+    "large chunks",
+    "With so many chunks or more, each is a small part of the whole.",
+)
+MIN_ENDS_SHARE = Threshold(
+    "min-ends-share",
+    0.1,
+    "share",
+    "Filling and draining matter from this part of the pass on.",
+)
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -81,33 +106,54 @@ def pipeline_chunk_size(trace: Trace) -> Outcome:
     for pid, region in regions(trace).items():
         copies = pinned.filter(region.holds())
         sizes = copies["size_bytes"]
-        small = int((sizes < SMALL_CHUNK).sum())
+        small = int((sizes < trace.limit(SMALL_CHUNK)).sum())
         # All chunks of a pass but its last are of one size.
-        if small < MIN_CHUNKS - 1 and not (sizes > LARGE_CHUNK).any():
+        if (
+            small < trace.limit(MIN_CHUNKS) - 1
+            and not (sizes > trace.limit(LARGE_CHUNK)).any()
+        ):
             continue
         if copies["stream_id"].n_unique() < 2 or launches_block(trace, pid):
             continue
         passes = _passes(trace, region, copies)
         found = []
-        if (chunks := passes.filter(_too_small())).height:
+        if (
+            chunks := passes.filter(
+                _too_small(
+                    trace,
+                )
+            )
+        ).height:
             found.append(_small(trace, region, chunks))
-        if (chunks := passes.filter(_too_large())).height:
+        if (
+            chunks := passes.filter(
+                _too_large(
+                    trace,
+                )
+            )
+        ).height:
             found.append(_large(trace, region, chunks))
         findings += [one for one in found if one.severity is not Severity.INFO]
     return findings
 
 
-def _too_small() -> pl.Expr:
-    issuing = pl.col("every_ns") >= MIN_ISSUE_SHARE * pl.col("copying_ns")
-    size = pl.col("chunk_bytes") < SMALL_CHUNK
-    return size & issuing & (pl.col("copies") >= MIN_CHUNKS)
+def _too_small(
+    trace: Trace,
+) -> pl.Expr:
+    issuing = pl.col("every_ns") >= trace.limit(MIN_ISSUE_SHARE) * pl.col("copying_ns")
+    size = pl.col("chunk_bytes") < trace.limit(SMALL_CHUNK)
+    return size & issuing & (pl.col("copies") >= trace.limit(MIN_CHUNKS))
 
 
-def _too_large() -> pl.Expr:
-    few = pl.col("chunks").is_between(2, FEW_CHUNKS - 1)
+def _too_large(
+    trace: Trace,
+) -> pl.Expr:
+    few = pl.col("chunks").is_between(2, trace.limit(FEW_CHUNKS) - 1)
     lasting = pl.col("end_ns") - pl.col("start_ns")
-    ends = pl.col("fill_ns") + pl.col("drain_ns") > MIN_ENDS_SHARE * lasting
-    return (pl.col("chunk_bytes") > LARGE_CHUNK) & few & ends
+    ends = (
+        pl.col("fill_ns") + pl.col("drain_ns") > trace.limit(MIN_ENDS_SHARE) * lasting
+    )
+    return (pl.col("chunk_bytes") > trace.limit(LARGE_CHUNK)) & few & ends
 
 
 def _passes(trace: Trace, region: Region, copies: pl.DataFrame) -> pl.DataFrame:
@@ -318,15 +364,15 @@ def _large(trace: Trace, region: Region, passes: pl.DataFrame) -> Finding:
         message=f"{chunks} chunks of up to {size} in {passes_words} over several "
         f"streams: nothing overlaps with the first uploads and the last downloads, "
         f"{ends / 1e6:.2f} ms",
-        cost=_ends(region, passes),
+        cost=_ends(trace, region, passes),
         occurrences=chunks,
         identity="large",
         change=None,
     )
 
 
-def _ends(region: Region, passes: pl.DataFrame) -> Cost:
-    left = SMALL_CHUNK / pl.col("chunk_bytes")
+def _ends(trace: Trace, region: Region, passes: pl.DataFrame) -> Cost:
+    left = trace.limit(SMALL_CHUNK) / pl.col("chunk_bytes")
     ends = (pl.col("fill_ns") + pl.col("drain_ns")) * (1 - left)
     lasting = pl.col("end_ns") - pl.col("start_ns")
     busiest = pl.max_horizontal("up_ns", "down_ns")

@@ -19,14 +19,29 @@ from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
 from streamlint.intervals import Int64
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate, ops_asked_by, sites
 
-MIN_RUN = 32
-"""Shorter runs cost less than 0.2 ms at the 5 us that a traced call takes."""
-MAX_GAP_NS = 50_000
-"""Calls further apart are not issued by one loop over copies."""
+MIN_RUN = Threshold(
+    "min-copies",
+    32,
+    "copies in a row",
+    "Shorter runs cost less than 0.2 ms at the 5 us that a traced call takes.",
+)
+MAX_BYTES = Threshold(
+    "max-size",
+    SMALL_BYTES,
+    "bytes",
+    "Up to this size a pageable copy to the device is only staged.",
+)
+MAX_GAP_NS = Threshold(
+    "max-gap",
+    50_000,
+    "ns",
+    "Calls further apart are not issued by one loop over copies.",
+)
 
 
 @rule(needs=("runtime_calls", "memcpys"))
@@ -62,11 +77,11 @@ def small_copy_storm(trace: Trace) -> Outcome:
     """
     findings: list[Finding] = []
     copies = _numbered_runs(trace)
-    if copies.height < MIN_RUN:
+    if copies.height < trace.limit(MIN_RUN):
         return findings
     for pid, region in regions(trace).items():
         here = copies.filter(region.holds())
-        if here.height < MIN_RUN or launches_block(trace, pid):
+        if here.height < trace.limit(MIN_RUN) or launches_block(trace, pid):
             continue
         runs = (
             here.group_by("run", maintain_order=True)
@@ -82,7 +97,7 @@ def small_copy_storm(trace: Trace) -> Outcome:
                 pl.col("issue_ns").last().alias("last_issue_ns"),
             )
             .filter(
-                (pl.col("copies") >= MIN_RUN)
+                (pl.col("copies") >= trace.limit(MIN_RUN))
                 & (pl.col("copying_ns") < pl.col("last_issue_ns") - pl.col("issue_ns"))
             )
         )
@@ -100,16 +115,16 @@ def _numbered_runs(trace: Trace) -> pl.DataFrame:
     """Small copies with the number of the run in their stream that they belong to."""
     single = pl.col("copy_count").fill_null(1) <= 1
     small = host_copies(trace).filter(
-        (pl.col("size_bytes") < SMALL_BYTES)
+        (pl.col("size_bytes") < trace.limit(MAX_BYTES))
         & single
         & pl.col("graph_node_id").is_null()
         & pl.col("call_kind").is_in(("async memcpy", "sync memcpy"))
     )
-    if small.height < MIN_RUN:
+    if small.height < trace.limit(MIN_RUN):
         return small
     key = ["pid", "stream_id", "correlation_id", "start_ns"]
     stream = ["pid", "stream_id"]
-    near = pl.col("issue_ns") - pl.col("issue_ns").shift(1) <= MAX_GAP_NS
+    near = pl.col("issue_ns") - pl.col("issue_ns").shift(1) <= trace.limit(MAX_GAP_NS)
     same = pl.col("direction") == pl.col("direction").shift(1)
     goes_on = (near & same).over(stream).fill_null(value=False)
     return (

@@ -11,15 +11,24 @@ from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
 from streamlint.intervals import Int64
 from streamlint.rule import Outcome, rule
+from streamlint.settings import Threshold
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
 from streamlint.waits import host_waits
 from streamlint.where import locate, ops_asked_by, sites
 
-MIN_ROUNDS = 3
-"""Copies with kernels launched in between, this many times, are a loop."""
-MIN_LOOP_SHARE = 0.1
-"""A free loop over a smaller part of the region is set-up or the final readback."""
+MIN_ROUNDS = Threshold(
+    "min-rounds",
+    3,
+    "rounds",
+    "Copies with kernels launched in between, this many times, are a loop.",
+)
+MIN_LOOP_SHARE = Threshold(
+    "min-loop-share",
+    0.1,
+    "share",
+    "A free loop over a smaller part of the region is set-up or the final readback.",
+)
 
 
 @rule(needs=("runtime_calls", "memcpys"))
@@ -75,14 +84,14 @@ def synchronous_memcpy_in_loop(trace: Trace) -> Outcome:
         here = here.with_columns(sites(trace, here))
         launched = _launches(trace, pid)
         for (site,), calls in here.group_by("site", maintain_order=True):
-            looped = _in_loop(calls, launched)
+            looped = _in_loop(trace, calls, launched)
             rounds = looped.group_by("tid").agg(pl.col("round").n_unique())
-            if not (rounds["round"] >= MIN_ROUNDS).any():
+            if not (rounds["round"] >= trace.limit(MIN_ROUNDS)).any():
                 continue
             own = copies.join(looped, on=key, how="semi", maintain_order="left")
             finding = _finding(trace, region, looped, own, site)
             first, last = looped["start_ns"][0], looped["start_ns"][-1]
-            spread = (last - first) >= MIN_LOOP_SHARE * region.duration_ns
+            spread = (last - first) >= trace.limit(MIN_LOOP_SHARE) * region.duration_ns
             if spread or finding.severity is not Severity.INFO:
                 findings.append(finding)
     return findings
@@ -105,13 +114,13 @@ def _launches(trace: Trace, pid: int) -> Int64:
     return np.sort(column(calls, "start_ns"))
 
 
-def _in_loop(calls: pl.DataFrame, launched: Int64) -> pl.DataFrame:
+def _in_loop(trace: Trace, calls: pl.DataFrame, launched: Int64) -> pl.DataFrame:
     """Calls that recur between launches, with their round."""
     rounds = np.searchsorted(launched, column(calls, "start_ns"))
     between = (pl.col("round") > 0) & (pl.col("round") < len(launched))
     alike = pl.col("round").n_unique().over("name", "direction", "size_bytes")
     return calls.with_columns(pl.Series("round", rounds)).filter(
-        between | (alike >= MIN_ROUNDS)
+        between | (alike >= trace.limit(MIN_ROUNDS))
     )
 
 

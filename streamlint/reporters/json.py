@@ -150,6 +150,7 @@ def _summary(reports: Sequence[Report]) -> dict[str, Any]:
     return {
         "traces": len(reports),
         "findings": {s.value: severities[s] for s in Severity},
+        "below_min_saving": sum(r.below for r in reports),
         "not_assessed": sum(len(r.not_assessed) for r in reports),
         "crashed": sum(len(r.crashed) for r in reports),
     }

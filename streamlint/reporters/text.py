@@ -239,11 +239,7 @@ def _model(model: Model) -> str:
 def _verdict(report: Report) -> str:
     if not report.assessed_any and not report.findings and not report.crashed:
         return "cannot be assessed: this trace neither shows nor rules out a fault"
-    silent = sum(
-        1
-        for j in report.judgements
-        if not j.findings and j.not_assessed is None and j.crashed is None
-    )
+    silent = sum(j.silent for j in report.judgements)
     rules = "rule" if silent == 1 else "rules"
     return f"{_totals([report])}; {silent} {rules} found nothing"
 
@@ -254,6 +250,8 @@ def _totals(reports: Sequence[Report]) -> str:
     parts = [f"{counts[s]} {s.value}" for s in Severity if counts[s]]
     words = f"{total} finding{'' if total == 1 else 's'}"
     words += f" ({', '.join(parts)})" if parts else ""
+    below = sum(r.below for r in reports)
+    words += f"; {below} below min-saving" if below else ""
     unable = sum(len(r.not_assessed) for r in reports)
     words += f"; {unable} not assessed" if unable else ""
     crashed = sum(len(r.crashed) for r in reports)

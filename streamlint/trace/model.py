@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 import polars as pl
 
 from streamlint.findings import NotAssessed
+from streamlint.settings import DEFAULTS, Settings, Threshold
 from streamlint.trace.calls import GPU_WORK, HOST_WAITS, describe_names
 from streamlint.trace.capture import Capture, read_capture
 from streamlint.trace.reader import ExportFile, Unavailable
@@ -40,6 +41,7 @@ from streamlint.trace.tables import (
 )
 
 _T = TypeVar("_T")
+_Number = TypeVar("_Number", int, float)
 
 _OP_COLUMNS = (
     "pid",
@@ -62,6 +64,22 @@ class Trace:
         self._file = file
         self._loaded: dict[str, pl.DataFrame | Unavailable] = {}
         self._derived: dict[Callable[[Trace], Any], Any] = {}
+        self._settings = DEFAULTS
+
+    @property
+    def settings(self) -> Settings:
+        """How this trace is judged; setting it forgets what was derived before."""
+        return self._settings
+
+    @settings.setter
+    def settings(self, settings: Settings) -> None:
+        if settings is not self._settings:
+            self._settings = settings
+            self._derived.clear()
+
+    def limit(self, threshold: Threshold[_Number]) -> _Number:
+        """The value of a rule's threshold for this trace."""
+        return self._settings.limit(threshold)
 
     def derived(self, analysis: Callable[[Trace], _T]) -> _T:
         """What ``analysis`` makes of this trace, computed once a trace."""

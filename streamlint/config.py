@@ -1,0 +1,318 @@
+"""A project's configuration: `streamlint.toml`, or `pyproject.toml`'s tool.streamlint.
+
+The file nearest to the working folder holds, upwards; in one folder `streamlint.toml`
+comes first, and a `pyproject.toml` without the table is passed over. The keys are
+described in docs/configuration.md.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from streamlint.errors import ConfigError
+from streamlint.findings import Severity
+from streamlint.registry import all_rules, near
+from streamlint.rule import Rule
+from streamlint.settings import Settings, Threshold
+from streamlint.suppression import NO_SAVING, Policy, Saving
+from streamlint.units import bytes_of, ns_of, share_of
+
+OWN_FILE, PROJECT_FILE = "streamlint.toml", "pyproject.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What holds for a run of streamlint, and where it was said.
+
+    ``path`` is the file, None without one; ``given`` has the keys that it sets
+    ("fail-on", "rules.busy-poll.min-queries"), the others are defaults. ``path_map``
+    has pairs of what recorded source paths begin with and what to put there.
+    """
+
+    path: Path | None = None
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    fail_on: Severity = Severity.LOW
+    min_saving: Saving = NO_SAVING
+    path_map: tuple[tuple[str, str], ...] = ()
+    limits: Mapping[Threshold[Any], int | float] = field(default_factory=dict)
+    given: frozenset[str] = frozenset()
+
+    @property
+    def origin(self) -> str:
+        """The file as a message names it: relative where that is shorter."""
+        if self.path is None:
+            return "default"
+        return _shown(self.path)
+
+    @property
+    def settings(self) -> Settings:
+        """What the rules need to know."""
+        return Settings(self.limits)
+
+    @property
+    def policy(self) -> Policy:
+        """What becomes of findings."""
+        return Policy(self.min_saving, self.path_map)
+
+
+def load(folder: Path, named: Path | None = None) -> Config:
+    """The configuration that holds in ``folder``, or that of the file ``named``.
+
+    Raises `ConfigError` where the file can't be read or isn't understood.
+    """
+    if named is not None:
+        table = _table(named, named.name == PROJECT_FILE)
+        if table is None:
+            raise ConfigError(
+                f"{_shown(named)} has no table tool.streamlint",
+                hint="add [tool.streamlint], or name a streamlint.toml",
+            )
+        return _read(named, table)
+    folder = folder.resolve()
+    for here in (folder, *folder.parents):
+        for name in (OWN_FILE, PROJECT_FILE):
+            path = here / name
+            if path.is_file():
+                table = _table(path, name == PROJECT_FILE)
+                if table is not None:
+                    return _read(path, table)
+    return Config()
+
+
+def _shown(path: Path) -> str:
+    text = str(path)
+    try:
+        short = os.path.relpath(path)
+    except ValueError:  # another drive
+        return text
+    return min(short, text, key=len)
+
+
+def _table(path: Path, project: bool) -> dict[str, Any] | None:
+    """The table of streamlint in a file; None where a pyproject.toml has none."""
+    shown = _shown(path)
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{shown} can't be read ({error.strerror})",
+            hint="name a TOML file that exists, or use --isolated to read none",
+        ) from error
+    if project and b"streamlint" not in raw:
+        return None
+    # Imported only where there is a file: most runs have none.
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        table: Any = tomllib.loads(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{shown} isn't UTF-8", hint="save it as UTF-8") from error
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        reason = str(error) if isinstance(error, ValueError) else "nested too deeply"
+        raise ConfigError(
+            f"{shown} is no valid TOML ({reason})", hint="correct that line"
+        ) from error
+    if not project:
+        assert isinstance(table, dict)
+        return table
+    tools = table.get("tool", {})
+    if not isinstance(tools, dict) or "streamlint" not in tools:
+        return None
+    own = tools["streamlint"]
+    if not isinstance(own, dict):
+        raise ConfigError(
+            f"{shown}: tool.streamlint is no table", hint="write [tool.streamlint]"
+        )
+    return own
+
+
+class _Reader:
+    """Checks the values of one file; every error names the file and the key."""
+
+    def __init__(self, path: Path) -> None:
+        self._shown = _shown(path)
+
+    def wrong(self, key: str, value: object, expected: str) -> ConfigError:
+        text = str(value) if isinstance(value, int | float | bool) else f'"{value}"'
+        if isinstance(value, dict | list):
+            text = "a table" if isinstance(value, dict) else "a list"
+        if isinstance(value, bool):
+            text = text.lower()
+        return ConfigError(
+            f"{self._shown}: {key} can't be {text[:80]}", hint=f"it is {expected}"
+        )
+
+    def unknown(self, key: str, kind: str, known: Iterable[str]) -> ConfigError:
+        return ConfigError(
+            f"{self._shown}: there is no {kind} {key}", hint=_suggest(key, known)
+        )
+
+    def table(self, key: str, value: object) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self.wrong(key, value, f"a table: [{key}]")
+        return value
+
+    def text(self, key: str, value: object, expected: str) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise self.wrong(key, value, expected)
+        return value
+
+    def names(self, key: str, value: object) -> tuple[str, ...]:
+        """Rules and families."""
+        expected = 'a list of rules and families, such as ["sync", "busy-poll"]'
+        if not isinstance(value, list):
+            raise self.wrong(key, value, expected)
+        known = {rule.name for rule in all_rules()}
+        known |= {rule.family for rule in all_rules()}
+        for name in value:
+            if not isinstance(name, str):
+                raise self.wrong(key, name, expected)
+            if name not in known:
+                raise ConfigError(
+                    f"{self._shown}: {key} names {name}, no rule or family",
+                    hint=near(name),
+                )
+        return tuple(value)
+
+    def rule(self, key: str, value: object) -> Rule:
+        name = self.text(key, value, "the name of a rule")
+        for rule in all_rules():
+            if rule.name == name:
+                return rule
+        raise ConfigError(
+            f"{self._shown}: {key} names no rule: {name}", hint=near(name)
+        )
+
+
+def _suggest(name: str, known: Iterable[str]) -> str:
+    import difflib
+
+    known = sorted(known)
+    last = name.rpartition(".")[2].replace("_", "-")
+    close = difflib.get_close_matches(last, known, n=1)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"known: {', '.join(known)}" if known else "there are none here: drop it"
+
+
+def _read(path: Path, table: dict[str, Any]) -> Config:
+    reader = _Reader(path)
+    config = Config(path=path)
+    for key, value in table.items():
+        if key not in _KEYS:
+            raise reader.unknown(key, "key", _KEYS)
+        config = _KEYS[key](reader, config, value)
+        config = replace(config, given=config.given | {key})
+    return config
+
+
+def _select(reader: _Reader, config: Config, value: object) -> Config:
+    return replace(config, select=reader.names("select", value))
+
+
+def _ignore(reader: _Reader, config: Config, value: object) -> Config:
+    return replace(config, ignore=reader.names("ignore", value))
+
+
+def _fail_on(reader: _Reader, config: Config, value: object) -> Config:
+    names = [severity.value for severity in Severity]
+    if value not in names:
+        raise reader.wrong("fail-on", value, f"one of {', '.join(names)}")
+    return replace(config, fail_on=Severity(value))
+
+
+def _min_saving(reader: _Reader, config: Config, value: object) -> Config:
+    saving = saving_of(value) if isinstance(value, str) else None
+    if saving is None:
+        raise reader.wrong("min-saving", value, SAVING_FORM)
+    return replace(config, min_saving=saving)
+
+
+SAVING_FORM = 'a time such as "1ms", or a part of the judged time such as "0.5%"'
+
+
+def saving_of(text: str) -> Saving | None:
+    """The least saving that ``text`` names, None where it names none."""
+    ns, share = ns_of(text), share_of(text)
+    return None if ns is None and share is None else Saving(ns, share)
+
+
+def _path_map(reader: _Reader, config: Config, value: object) -> Config:
+    pairs: list[tuple[str, str]] = []
+    for old, new in reader.table("path-map", value).items():
+        if not old.strip("/"):
+            raise reader.wrong("path-map", old, 'by folder: "/build/src" = "src"')
+        if not isinstance(new, str):
+            raise reader.wrong(f"path-map.{old}", new, "the folder to put there")
+        pairs.append((old.rstrip("/"), new))
+    # The longest prefix holds.
+    pairs.sort(key=lambda pair: -len(pair[0]))
+    return replace(config, path_map=tuple(pairs))
+
+
+def _rules(reader: _Reader, config: Config, value: object) -> Config:
+    limits: dict[Threshold[Any], int | float] = {}
+    given: set[str] = set()
+    for name, table in reader.table("rules", value).items():
+        thresholds = {t.name: t for t in reader.rule("rules", name).thresholds}
+        section = f"rules.{name}"
+        for key, number in reader.table(section, table).items():
+            if key not in thresholds:
+                raise reader.unknown(f"{section}.{key}", "threshold", thresholds)
+            limits[thresholds[key]] = _number(
+                reader, f"{section}.{key}", thresholds[key], number
+            )
+            given.add(f"{section}.{key}")
+    return replace(config, limits=limits, given=config.given | given)
+
+
+def _form(threshold: Threshold[Any]) -> str:
+    example = threshold.text(threshold.default)
+    if threshold.unit == "ns":
+        return f"a time such as {example}"
+    if threshold.unit == "bytes":
+        return f"a size such as {example}"
+    if threshold.unit == "share":
+        return f"a share such as {example} or {threshold.default:g}"
+    if threshold.unit == "factor":
+        return f"a factor above 0, such as {example}"
+    return f"a whole number of {threshold.unit} from 1, such as {example}"
+
+
+def _number(
+    reader: _Reader, key: str, threshold: Threshold[Any], value: object
+) -> int | float:
+    parsed: object = value
+    if isinstance(value, str):
+        readers = {"ns": ns_of, "bytes": bytes_of, "share": share_of}
+        parsed = readers.get(threshold.unit, lambda _: None)(value)
+    number = isinstance(parsed, int | float) and not isinstance(parsed, bool)
+    fits: Callable[[Any], bool] = {
+        "ns": lambda n: isinstance(n, int) and 0 <= n < 2**62,
+        "bytes": lambda n: isinstance(n, int) and 1 <= n < 2**62,
+        "share": lambda n: 0 <= n <= 1,
+        "factor": lambda n: 0 < n < math.inf,
+    }.get(threshold.unit, lambda n: isinstance(n, int) and 1 <= n < 2**31)
+    if not number or not fits(parsed):
+        raise reader.wrong(key, value, _form(threshold))
+    assert isinstance(parsed, int | float)
+    return parsed
+
+
+_KEYS: dict[str, Callable[[_Reader, Config, object], Config]] = {
+    "select": _select,
+    "ignore": _ignore,
+    "fail-on": _fail_on,
+    "min-saving": _min_saving,
+    "path-map": _path_map,
+    "rules": _rules,
+}

@@ -1,0 +1,56 @@
+"""What a user can set about how a trace is judged: the thresholds of the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar, cast
+
+from streamlint.units import bytes_text, ns_text, share_text
+
+_T = TypeVar("_T", int, float)
+_UNITS = ("ns", "bytes", "share", "factor")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Threshold(Generic[_T]):
+    """A number that a rule judges by, a module constant beside the check.
+
+    ``name`` is its key in a configuration file. ``unit`` is "ns", "bytes", "share"
+    (of 1), "factor" or, for a count, what is counted. ``origin`` says in one sentence
+    or two why the ``default`` is what it is.
+    """
+
+    name: str
+    default: _T
+    unit: str
+    origin: str
+
+    def text(self, value: int | float) -> str:
+        """A value of this threshold as TOML."""
+        if self.unit == "ns":
+            return f'"{ns_text(int(value))}"'
+        if self.unit == "bytes":
+            return f'"{bytes_text(int(value))}"'
+        if self.unit == "share":
+            return f'"{share_text(value)}"'
+        return repr(value)
+
+    @property
+    def counted(self) -> str:
+        """What a count counts, empty for a threshold whose values carry their unit."""
+        return "" if self.unit in _UNITS else self.unit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Settings:
+    """How a trace is judged; without arguments as streamlint does by itself."""
+
+    limits: Mapping[Threshold[Any], int | float] = field(default_factory=dict)
+
+    def limit(self, threshold: Threshold[_T]) -> _T:
+        """The value of ``threshold`` that holds."""
+        return cast(_T, self.limits.get(threshold, threshold.default))
+
+
+DEFAULTS = Settings()
