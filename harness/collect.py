@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from streamlint.errors import StreamlintError, UsageError
+from streamlint.files import replacing
 from streamlint.harness.nsys import Say
 from streamlint.harness.results import (
     DEFAULT,
@@ -106,7 +107,8 @@ def _collect(
             redact(export, Path(part) / files[variant].name)
         for file in files.values():
             (Path(part) / file.name).replace(file)
-    note.write_text(text, encoding="utf-8")
+    with replacing(note) as new:
+        new.write_text(text, encoding="utf-8")
     return True
 
 

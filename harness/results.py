@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from streamlint.errors import UsageError
+from streamlint.files import replacing
 
 FILE = "result.json"
 PLAIN, FULL, DEFAULT = "plain", "full", "default"
@@ -99,9 +100,8 @@ class Result:
                 "export": export,
             }
             text = json.dumps({**self._facts, "steps": self._steps}, indent=1)
-            part = self.folder / f".{FILE}.part"
-            part.write_text(text + "\n", encoding="utf-8")
-            part.replace(self.folder / FILE)
+            with replacing(self.folder / FILE) as part:
+                part.write_text(text + "\n", encoding="utf-8")
 
 
 def read(folder: Path) -> dict[str, Any]:

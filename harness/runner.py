@@ -19,6 +19,7 @@ from enum import Enum
 from pathlib import Path
 
 from streamlint.errors import StreamlintError, UsageError
+from streamlint.files import replacing
 from streamlint.harness import nsys as nsys_module
 from streamlint.harness import processes
 from streamlint.harness.machine import cuda_release, find_nvcc, look
@@ -361,7 +362,8 @@ class _Run:
             raise _Postponed
         if pair.workload.is_probe:
             answers = "".join(f"{line}\n" for line in _PROBED.findall(output))
-            (result.folder / f"{step.name}.txt").write_text(answers, encoding="utf-8")
+            with replacing(result.folder / f"{step.name}.txt") as part:
+                part.write_text(answers, encoding="utf-8")
         result.add(step, regions, export)
         self._did.add(pair)
         return regions

@@ -6,8 +6,8 @@ import gc
 import io
 import os
 import shutil
+import signal
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -21,7 +21,8 @@ import typer
 
 from streamlint import __version__
 from streamlint.errors import StreamlintError, UsageError
-from streamlint.escape import printable
+from streamlint.escape import printable, without_home
+from streamlint.files import out_of_space, replacing, unwritable
 
 if TYPE_CHECKING:
     from streamlint.config import Config
@@ -102,12 +103,18 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # A name in a trace may not exist in the terminal's encoding.
             stream.reconfigure(errors="backslashreplace")
+    came = _end_on_signals()
     try:
         app()
     except StreamlintError as error:
+        if came:  # SQLite makes an error of its own of what ends a callback
+            sys.exit(128 + came[0])
         _show_error(error)
         sys.exit(error.exit_code)
-    except Exception:  # Python's own exit code, 1, would read as findings
+    except Exception as error:  # Python's own exit code, 1, would read as findings
+        if out_of_space(error):
+            _show_error(unwritable("a file", error))
+            sys.exit(EXIT_ERROR)
         _show_traceback(traceback.format_exc())
         _show_error(
             StreamlintError(
@@ -117,9 +124,29 @@ def main() -> None:
         sys.exit(EXIT_ERROR)
 
 
+def _end_on_signals() -> list[int]:
+    """Lets signals end the command in order: half-written files go, then it exits.
+
+    Returns the list of those that came. What was ignored before, stays ignored.
+    """
+    came: list[int] = []
+
+    def end(number: int, frame: object) -> None:
+        del frame
+        came.append(number)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end)
+    return came
+
+
 def _version(value: bool) -> None:
     if value:
-        typer.echo(f"streamlint {__version__}")
+        _write(f"streamlint {__version__}\n", None)
         raise typer.Exit
 
 
@@ -316,11 +343,13 @@ def rules() -> None:
     found = all_rules()
     width = max(len(rule.name) for rule in found)
     family = None
+    lines: list[str] = []
     for rule in found:
         if rule.family != family:
             family = rule.family
-            typer.echo(f"{family}:")
-        typer.echo(f"  {rule.name:<{width}}  {rule.summary}")
+            lines.append(f"{family}:\n")
+        lines.append(f"  {rule.name:<{width}}  {rule.summary}\n")
+    _write("".join(lines), None)
 
 
 @app.command()
@@ -331,7 +360,7 @@ def explain(
     from streamlint.docs import page
     from streamlint.registry import find
 
-    typer.echo(page(find(name)), nl=False)
+    _write(page(find(name)), None)
 
 
 @app.command()
@@ -428,7 +457,10 @@ def harness(context: typer.Context) -> None:
     """Prove the rules on a GPU: list, build, run, collect, score, capture."""
     from streamlint.harness.__main__ import main as run_harness
 
-    sys.exit(run_harness(context.args, typer.echo, program="streamlint harness"))
+    def say(line: str) -> None:
+        _write(f"{line}\n", None)
+
+    sys.exit(run_harness(context.args, say, program="streamlint harness"))
 
 
 @app.command()
@@ -456,9 +488,9 @@ def redact(
     if source.suffix.lower() in REPORT_SUFFIXES and source.is_file():
         source = exported(source)
     removed = redact_trace(source, target, programs=programs, names=names).removed
-    for what, count in removed.items():
-        typer.echo(f"removed or rewritten: {count} {what}")
-    typer.echo(f"look through {target} before you pass it on")
+    lines = [f"removed or rewritten: {n} {what}\n" for what, n in removed.items()]
+    lines += [f"look through {target} before you pass it on\n"]
+    _write("".join(lines), None)
 
 
 @config_app.command()
@@ -611,39 +643,28 @@ def _write(content: str | bytes, output: Path | None) -> None:
             else:
                 sys.stdout.write(content)
             sys.stdout.flush()
-        except BrokenPipeError:
-            # Whoever read our output has gone; keep Python from complaining at exit.
+        except OSError as error:
+            # What Python still holds can't be written: it must not complain at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not isinstance(error, BrokenPipeError):  # else our reader has gone
+                raise UsageError(
+                    f"the output can't be written ({error.strerror})",
+                    hint="see where it goes to: most often to a file on a full disk",
+                ) from error
         return
     try:
         if output.exists() and not output.is_file():
             output.write_bytes(raw)  # /dev/stdout or a pipe
             return
-        output = output.resolve()
-        handle, name = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
-        part = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(raw)
-            part.chmod(0o666 & ~_umask())
-            part.replace(output)
-        finally:
-            part.unlink(missing_ok=True)
+        with replacing(output) as part:
+            part.write_bytes(raw)
     except OSError as error:
-        raise UsageError(
-            f"{output} can't be written ({error.strerror})",
-            hint="name a file in a folder that exists and can be written",
-        ) from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+        raise unwritable(output, error) from error
 
 
 def _show_traceback(text: str) -> None:
-    sys.stderr.writelines(f"{printable(line)}\n" for line in text.splitlines())
+    lines = without_home(text).splitlines()
+    sys.stderr.writelines(f"{printable(line)}\n" for line in lines)
 
 
 def _show_error(error: StreamlintError) -> None:

@@ -1,8 +1,36 @@
-"""Makes text from a trace safe to show: no control or direction characters."""
+"""Makes text from a trace safe to show: no control characters, no home folders."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
+
+HOME_SIGN = r"(?i)[/\\](?:homes?|users)[/\\]|~\w"
+"""What every text with a home folder in it matches; for polars and for Python."""
+
+_SOME_HOME = re.compile(HOME_SIGN)
+_PART = r"""[^/\\\s"'<>|:;,()\[\]{}]"""
+# Windows has names with spaces; elsewhere a space may end the path.
+_USER = rf"(?:{_PART}(?:{_PART}| ){{0,60}}(?=\\)|{_PART}+)"
+_HOME = re.compile(
+    r"(?<![^\s\"'=:(\[{<>|;,])(?:[A-Z]:)?[/\\]+(?:homes?|users)[/\\]+"
+    rf"{_USER}|(?<![\w/\\~.-])~[\w.-]+(?=[/\\])",
+    re.IGNORECASE,
+)
+_DEEP_HOME = re.compile(
+    rf"(?<=[/\\])((?:homes?|users)[/\\]+){_USER}(?=[/\\])", re.IGNORECASE
+)
+
+
+def without_home(text: str) -> str:
+    """``text`` with ``~`` for home folders, whose names are mostly those of users.
+
+    ``/home/ann/a.py`` and ``C:\\Users\\ann\\a.py`` become ``~/a.py``; where the folder
+    of homes is below another, only the name goes: ``/data/users/~/a.py``.
+    """
+    if not _SOME_HOME.search(text):
+        return text
+    return _DEEP_HOME.sub(r"\1~", _HOME.sub("~", text))
 
 
 def printable(text: str, limit: int | None = None) -> str:

@@ -31,10 +31,12 @@ class Run:
     def __call__(self, *args: str | Path) -> Done:
         argv = ["streamlint", *map(str, args)]
         self._monkeypatch.setattr(sys, "argv", argv)
-        with pytest.raises(SystemExit) as ended:
+        code = 0
+        try:
             cli.main()
-        out, err = self._capsys.readouterr()
-        return Done(int(ended.value.code or 0), out, err)
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        return Done(code, *self._capsys.readouterr())
 
 
 def process(

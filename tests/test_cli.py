@@ -35,11 +35,6 @@ CORE = (
 ABORTED = SAMPLES / "extra" / "aborted_export_2024.2.3.sqlite"
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(monkeypatch, capsys)
-
-
 def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
@@ -328,7 +323,7 @@ def test_nothing_is_left_when_writing_fails(
     assert (done.code, done.out) == (2, "")
     assert done.err.splitlines() == [
         f"error: {target} can't be written (No space left on device)",
-        "hint: name a file in a folder that exists and can be written",
+        "hint: free some space, or name a file on another disk",
     ]
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]

@@ -31,11 +31,6 @@ STACKS = SAMPLES / "extra" / "torchbt.sqlite"
 TUNABLE = [rule for rule in all_rules() if rule.thresholds]
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(monkeypatch, capsys)
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder; nothing above it is configured."""

@@ -13,7 +13,7 @@ from nsys_layout import LAYOUT
 from tracebuilder import TraceBuilder
 
 from streamlint.engine import lint
-from streamlint.errors import TraceError
+from streamlint.errors import TraceError, UsageError
 from streamlint.registry import all_rules
 from streamlint.trace import open_trace
 from streamlint.trace.redact import redact
@@ -358,7 +358,7 @@ def test_an_existing_target_is_refused(tmp_path: Path) -> None:
 
 def test_a_failure_leaves_no_half_copy(tmp_path: Path) -> None:
     target = tmp_path / "copy.sqlite"
-    with pytest.raises(TraceError, match="can't be written"):
+    with pytest.raises(UsageError, match="can't be written"):
         redact(SAMPLES / "extra/misc.sqlite", tmp_path / "no" / "copy.sqlite")
     with pytest.raises(TraceError, match="does not exist"):
         redact(tmp_path / "no.sqlite", target)

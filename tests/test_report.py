@@ -8,21 +8,21 @@ import hashlib
 import json
 import re
 import stat
-import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+from commandline import Run
 from hypothesis import given
 from hypothesis import strategies as st
 from tracebuilder import TraceBuilder
 
-from streamlint import cli, engine, intervals
+from streamlint import engine, intervals
 from streamlint.errors import UsageError
 from streamlint.registry import all_rules
 from streamlint.replay import replay_of
@@ -44,36 +44,6 @@ HOSTILE = (
     "line\nbreak \x1b[31m\u202e",
     "template<" + "std::tuple<int, float>, " * 2_000 + ">",
 )
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-class Run:
-    """Calls the command in this process."""
-
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        self._monkeypatch = monkeypatch
-        self._capsys = capsys
-
-    def __call__(self, *args: str | Path) -> Done:
-        self._monkeypatch.setattr(sys, "argv", ["streamlint", *map(str, args)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        return Done(code, *self._capsys.readouterr())
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(monkeypatch, capsys)
 
 
 class Page(HTMLParser):

@@ -10,6 +10,7 @@ from typing import Any
 
 from streamlint import __version__
 from streamlint.engine import Model, Report
+from streamlint.escape import without_home
 from streamlint.findings import Finding, Severity
 from streamlint.reporters import Failure
 from streamlint.rule import Rule
@@ -28,7 +29,11 @@ def render(
         "tool": {"name": "streamlint", "version": __version__},
         "traces": [_trace(report) for report in reports],
         "errors": [
-            {"path": path, "message": error.message, "hint": error.hint}
+            {
+                "path": without_home(path),
+                "message": without_home(error.message),
+                "hint": without_home(error.hint),
+            }
             for path, error in failures
         ],
         "summary": _summary(reports),
@@ -46,7 +51,7 @@ def schema() -> dict[str, Any]:
 def _trace(report: Report) -> dict[str, Any]:
     facts, capture = report.overview, report.capture
     return {
-        "path": str(report.path),
+        "path": without_home(str(report.path)),
         "capture": {
             "exporter": capture.exporter,
             "schema": capture.schema,

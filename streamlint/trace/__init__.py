@@ -14,10 +14,16 @@ def open_trace(path: Path) -> Trace:
 
     Raises `TraceError`, with advice, on anything else.
     """
+    from streamlint.errors import TraceError
     from streamlint.trace.convert import REPORT_SUFFIXES, exported
     from streamlint.trace.model import Trace
     from streamlint.trace.reader import ExportFile
 
     if path.suffix.lower() in REPORT_SUFFIXES and path.is_file():
-        return Trace(ExportFile(exported(path), named=path))
+        export = exported(path)
+        try:
+            return Trace(ExportFile(export, named=path))
+        except TraceError:
+            export.unlink(missing_ok=True)  # next time a new one is made
+            raise
     return Trace(ExportFile(path))

@@ -43,7 +43,7 @@ def contents(export: Path) -> Contents:
             )
     except sqlite3.Error as error:
         raise TraceError(
-            f"{export.name} can't be read as an nsys export ({error})",
+            f"{export.name} can't be read as an nsys export",
             hint="export it again: nsys export --type sqlite REPORT.nsys-rep",
         ) from error
     return Contents(calls, operations)

@@ -5,12 +5,15 @@ Imports the standard library alone: the harness records on machines without more
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from streamlint.errors import TraceError
@@ -26,6 +29,7 @@ _INSTALL_FOLDERS = (
     "/usr/lib/nsight-systems/bin",
 )
 _TIMEOUT_S = 3_600
+_UNFINISHED = "export-"
 
 
 def find_nsys() -> Path | None:
@@ -48,9 +52,10 @@ def find_nsys() -> Path | None:
 def exported(report: Path) -> Path:
     """The SQLite export of ``report``, made now or taken from the cache.
 
-    The cache is ``$XDG_CACHE_HOME/streamlint`` (else ``~/.cache``, else the
-    temporary folder); its key is the report's path, size and change time and the
-    nsys used. A half-made export is never left there. Raises `TraceError`.
+    The cache is ``$XDG_CACHE_HOME/streamlint`` (else ``~/.cache``, else one of this
+    user's own in the temporary folder); its key is the report's path, size and
+    change time and the nsys used. An export appears there only when it is complete,
+    also where several make the same one at once. Raises `TraceError`.
     """
     nsys = find_nsys()
     name = report.name
@@ -67,6 +72,7 @@ def exported(report: Path) -> Path:
         cache = _cache_folder()
         target = cache / f"{key}.sqlite"
         if not target.exists():
+            _sweep(cache)
             export(nsys, report, target)
     except OSError as error:
         raise TraceError(
@@ -81,7 +87,7 @@ def export(nsys: Path, report: Path, target: Path) -> None:
 
     Raises `TraceError` if nsys can't, `OSError` if the folder can't be written.
     """
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="export-") as folder:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=_UNFINISHED) as folder:
         output = Path(folder) / "export.sqlite"
         command = [nsys, "export", "--type", "sqlite", "-q", "true"]
         command += _payload_options(nsys)
@@ -89,7 +95,17 @@ def export(nsys: Path, report: Path, target: Path) -> None:
         done = _run([str(part) for part in command], report)
         if done.returncode or not output.exists():
             raise _refusal(report, done.stdout + done.stderr)
+        with output.open("rb+") as file:
+            os.fsync(file.fileno())  # else a crash may leave the name without the bytes
         output.replace(target)
+
+
+def _sweep(cache: Path) -> None:
+    """Take away what exports that were killed have left."""
+    for folder in cache.glob(f"{_UNFINISHED}*"):
+        with contextlib.suppress(OSError):
+            if folder.stat().st_mtime < time.time() - 2 * _TIMEOUT_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _payload_options(nsys: Path) -> list[str]:
@@ -156,17 +172,21 @@ def _refusal(report: Path, output: str) -> TraceError:
 def _cache_folder() -> Path:
     home = os.environ.get("HOME")
     base = os.environ.get("XDG_CACHE_HOME") or (home and str(Path(home) / ".cache"))
-    candidates = [Path(base)] if base else []
-    private = Path(tempfile.gettempdir()) / f"streamlint-{os.getuid()}"
-    for candidate in (*candidates, private):
-        folder = candidate / "streamlint"
-        try:
+    if base:
+        folder = Path(base) / "streamlint"
+        with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if os.access(folder, os.W_OK):
                 return folder
-        except OSError:
-            continue
-    raise OSError(None, "no folder for the cache can be written")
+    folder = Path(tempfile.gettempdir()) / f"streamlint-{os.geteuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    # Anyone may have made it there, to read what we export or to make us read theirs.
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise OSError(None, f"{folder} belongs to someone else")
+    if status.st_mode & 0o077:
+        folder.chmod(0o700)
+    return folder
 
 
 def _numbers_in(path: Path) -> tuple[int, ...]:

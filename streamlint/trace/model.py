@@ -717,8 +717,7 @@ class Trace:
             .with_columns(
                 pl.col("name")
                 .str.strip_chars()
-                .str.split("/")
-                .list.last()
+                .str.extract(r"([^/\\]*)$")
                 .alias("name")
             )
             .unique("pid", keep="first", maintain_order=True)

@@ -22,6 +22,7 @@ import numpy as np
 import polars as pl
 
 from streamlint.errors import TraceError
+from streamlint.escape import HOME_SIGN, without_home
 from streamlint.intervals import Int64
 from streamlint.trace.pages import IntColumn, PageFile, UnsupportedLayout
 from streamlint.trace.tables import (
@@ -83,13 +84,13 @@ class ExportFile:
         self._readable = path
         if _has_side_file(path):
             # Reading through a WAL writes beside the file; read a copy instead.
-            self._copy = tempfile.TemporaryDirectory(prefix="streamlint-")
-            self._readable = _copy_with_side_files(path, Path(self._copy.name))
+            self._copy = _copied_with_side_files(path)
+            self._readable = Path(self._copy.name) / path.name
         self._connection = self._connect()
         try:
             self._layouts = self._read_layouts()
             self._refuse_other_databases(complete=complete)
-        except TraceError:
+        except BaseException:
             self.close()
             raise
 
@@ -147,7 +148,7 @@ class ExportFile:
                 # The plain row, where there is one, overrules the prefixed ones.
                 rows.sort(key=lambda row: str(row[0]) != wanted)
                 if rows:
-                    found[wanted] = [str(value) for _, value in rows]
+                    found[wanted] = [without_home(str(value)) for _, value in rows]
             for wanted in ENVIRONMENT_VARIABLES:
                 rows = self._connection.execute(
                     "SELECT value FROM META_DATA_CAPTURE WHERE name GLOB ?1 "
@@ -156,7 +157,7 @@ class ExportFile:
                 ).fetchall()
                 if rows:
                     values = [str(row[0]).partition("=")[2] for row in rows]
-                    values = [value.strip('"') for value in values]
+                    values = [without_home(value.strip('"')) for value in values]
                     found[f"ENVIRONMENT_VARIABLE:{wanted}"] = values
         return found
 
@@ -176,7 +177,7 @@ class ExportFile:
             row = self._connection.execute(
                 "SELECT value FROM StringIds WHERE id = ?", (key,)
             ).fetchone()
-        return str(row[0]) if row else None
+        return without_home(str(row[0])) if row else None
 
     def load(self, name: str) -> pl.DataFrame | Unavailable:
         """One table as a frame with the columns of `TABLES`, sorted by start.
@@ -234,7 +235,7 @@ class ExportFile:
                 first.setdefault(key, value if isinstance(value, str) else None)
         keys = np.array(sorted(first), dtype=np.int64)
         values = pl.Series([first[key] for key in sorted(first)], dtype=pl.String)
-        return keys, values
+        return keys, _without_homes(values)
 
     def _named(self, keys: pl.Series) -> pl.Series:
         """The strings of these keys; null where there is none."""
@@ -424,11 +425,23 @@ def _has_side_file(path: Path) -> bool:
     return any(side.exists() and side.stat().st_size for side in _side_files(path))
 
 
-def _copy_with_side_files(path: Path, folder: Path) -> Path:
-    for file in (path, *_side_files(path)):
-        if file.exists():
-            shutil.copyfile(file, folder / file.name)
-    return folder / path.name
+def _copied_with_side_files(path: Path) -> tempfile.TemporaryDirectory[str]:
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="streamlint-")
+        try:
+            for file in (path, *_side_files(path)):
+                if file.exists():
+                    shutil.copyfile(file, Path(folder.name) / file.name)
+        except BaseException:
+            folder.cleanup()
+            raise
+    except OSError as error:
+        raise TraceError(
+            f"{path.name} has a journal beside it and can't be copied to be read "
+            f"({error.strerror})",
+            hint="set TMPDIR to a folder with free space, or " + _REEXPORT,
+        ) from error
+    return folder
 
 
 def _quoted(name: str) -> str:
@@ -444,10 +457,20 @@ def _clean_series(column: Column, values: Sequence[object]) -> pl.Series:
     wanted: type = {Kind.TEXT: str, Kind.BLOB: bytes}.get(column.kind, int)
     dtype = _storage(column.kind)
     try:
-        return pl.Series(column.name, values, dtype=dtype, strict=True)
+        clean = pl.Series(column.name, values, dtype=dtype, strict=True)
     except (TypeError, OverflowError, pl.exceptions.PolarsError):
         kept = [v if isinstance(v, wanted) else None for v in values]
-        return pl.Series(column.name, kept, dtype=dtype)
+        clean = pl.Series(column.name, kept, dtype=dtype)
+    return _without_homes(clean) if column.kind is Kind.TEXT else clean
+
+
+def _without_homes(texts: pl.Series) -> pl.Series:
+    """The texts with ``~`` for home folders: no user's name leaves this module."""
+    found = texts.str.contains(HOME_SIGN)
+    if not found.any():
+        return texts
+    at = np.flatnonzero(found.fill_null(value=False).to_numpy())
+    return texts.scatter(at, [without_home(text) for text in texts.gather(at)])
 
 
 def _nulls(column: Column, rows: int) -> pl.Series:

@@ -7,6 +7,7 @@ A kept table keeps its columns, so the copy lints like the original.
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 from collections import Counter
@@ -17,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from streamlint.errors import TraceError
+from streamlint.files import replacing, unwritable
 from streamlint.trace.reader import ExportFile
 from streamlint.trace.rename import DOMAIN, OWN, OWN_DOMAIN, RANGE, Names
 from streamlint.trace.stacks import (
@@ -53,6 +55,9 @@ _CLEANERS = {
 
 _SMALL_FILE = 8 << 20
 """Bytes below which most pages hold a single short table: smaller pages save half."""
+
+_FULL = re.compile("disk is full|disk I/O error")
+"""What SQLite says of a disk or a quota that is used up."""
 
 _OPTION = re.compile(rf"(PROCESS_\d+:)?({'|'.join(map(re.escape, CAPTURE_OPTIONS))})")
 _ENVIRONMENT = re.compile(r"PROCESS_\d+:ENVIRONMENT_VARIABLE")
@@ -110,36 +115,39 @@ def redact(
     """
     file = ExportFile(source, complete=False)
     try:
-        _create(target)
-        try:
-            with closing(sqlite3.connect(target, uri=True, isolation_level=None)) as db:
+        _refuse_existing(target)
+        with replacing(target) as part:
+            with closing(sqlite3.connect(part, uri=True, isolation_level=None)) as db:
                 small = source.stat().st_size < _SMALL_FILE
                 db.execute(f"PRAGMA page_size={1024 if small else 4096}")
-                return _Copy(db, file, programs=programs, names=names).run()
-        except BaseException as error:
-            target.unlink(missing_ok=True)
-            if isinstance(error, (sqlite3.Error, UnicodeDecodeError, OverflowError)):
-                raise TraceError(
-                    f"{source.name} can't be copied ({error})",
-                    hint="export it again: nsys export --type sqlite REPORT.nsys-rep",
-                ) from error
-            raise
+                done = _Copy(db, file, programs=programs, names=names).run()
+            _refuse_existing(target)
+        return done
+    except OSError as error:
+        raise unwritable(target, error) from error
+    except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
+        # What SQLite says may quote the file, bytes and all.
+        if _FULL.search(str(error)):
+            raise TraceError(
+                f"{target} can't be written: no space is left",
+                hint="free some there and in TMPDIR, or name a file on another disk",
+            ) from error
+        why = "has a text encoding that nsys never writes"
+        if "text encoding" not in str(error):
+            why = "is damaged and can't be copied"
+        raise TraceError(
+            f"{source.name} {why}",
+            hint="export it again: nsys export --type sqlite REPORT.nsys-rep",
+        ) from error
     finally:
         file.close()
 
 
-def _create(target: Path) -> None:
-    try:
-        target.open("xb").close()
-    except FileExistsError:
+def _refuse_existing(target: Path) -> None:
+    if os.path.lexists(target):
         raise TraceError(
             f"{target} exists already", hint="name a new file; none is overwritten"
-        ) from None
-    except OSError as error:
-        raise TraceError(
-            f"{target} can't be written ({error.strerror})",
-            hint="name a file in a folder that you may write to",
-        ) from None
+        )
 
 
 class _Copy:
