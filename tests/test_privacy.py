@@ -161,11 +161,14 @@ def planted(words: Words) -> TraceBuilder:
         name = f"{short}<{words['full kernel name']}>({home}/x.cu)"
         builder.nvtx(f"{words['range']} {home}/x {i}", at - 50, at + 900)
         builder.kernel(name, stream=13, start=at + 20, end=at + 100)
+        issue = (at + 105, at + 500)
         copy = builder.memcpy(
             *("HtoD", 8 << 20),
-            **{"src": "pageable", "stream": 13, "issue": (at + 105, at + 500)},
+            stream=13,
             start=at + 110,
             end=at + 490,
+            src="pageable",
+            issue=issue,
         )
         builder.backtrace(copy, frames, native=native, as_json=i % 2 == 0)
         builder.kernel(name, stream=13, start=at + 520, end=at + 600)
