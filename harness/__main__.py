@@ -148,9 +148,9 @@ def _parser(program: str) -> argparse.ArgumentParser:
     _add_samples(add)
     add.set_defaults(action=_collect)
 
-    add = commands.add_parser("compare", help="hold two runs' times side by side")
-    add.add_argument("first", type=Path, help="what `run --raw` wrote")
-    add.add_argument("second", type=Path, help="the same of another run")
+    add = commands.add_parser("compare", help="does a run repeat earlier ones?")
+    add.add_argument("earlier", type=Path, nargs="+", help="what `run --raw` wrote")
+    add.add_argument("last", type=Path, help="the same of the run to judge")
     add.set_defaults(action=_compare)
 
     add = commands.add_parser("score", help="compare the rules with what was measured")
@@ -286,10 +286,10 @@ def _collect(options: argparse.Namespace, _: list[str], say: Say) -> int:
 
 
 def _compare(options: argparse.Namespace, _: list[str], say: Say) -> int:
-    compared = compare(options.first, options.second)
+    compared = compare([*options.earlier, options.last])
     for line in text(compared):
         say(line)
-    return 0 if compared and all(one.within for one in compared) else 1
+    return int(not compared or any(one.differs for one in compared))
 
 
 def _score(options: argparse.Namespace, _: list[str], say: Say) -> int:

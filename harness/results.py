@@ -126,14 +126,19 @@ def stored(raw: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             yield file.parent, found
 
 
-def times(result: dict[str, Any], variant: str, mode: str) -> Times | None:
-    """Region times of ``variant`` over all takes of ``mode``."""
-    processes = [
+def processes(result: dict[str, Any], variant: str, mode: str) -> list[list[float]]:
+    """Region times of ``variant`` in every process that ran it in ``mode``."""
+    return [
         step["region_us"]
         for step in result.get("steps", {}).values()
         if step["mode"] == mode and step["variant"] == variant and step["region_us"]
     ]
-    return Times.of(processes) if processes else None
+
+
+def times(result: dict[str, Any], variant: str, mode: str) -> Times | None:
+    """Region times of ``variant`` over all takes of ``mode``."""
+    found = processes(result, variant, mode)
+    return Times.of(found) if found else None
 
 
 def median_export(result: dict[str, Any], variant: str) -> tuple[str, float] | None:

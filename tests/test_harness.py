@@ -801,6 +801,9 @@ def test_all_first_processes_come_before_all_second_ones(fake: Path) -> None:
     ]
 
 
+SAME = "{} of {} medians lie in the earlier range, {} at most 1% outside, {} further"
+
+
 def test_compare_says_which_medians_left_the_range(
     fake: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -811,19 +814,26 @@ def test_compare_says_which_medians_left_the_range(
     said: list[str] = []
     arguments = ["compare", str(fake / "one"), str(fake / "two")]
     assert main(arguments, said.append) == 0
-    assert said[-1] == "2 of 2 medians lie in the range of the first run"
+    assert said[-1] == SAME.format(2, 2, 0, 0)
     file = next((fake / "two").rglob("result.json"))
     result = json.loads(file.read_text())
     slow = result["steps"]["bad.plain"]
-    slow["region_us"] = [2 * us for us in slow["region_us"]]
+    us = slow["region_us"]
+    slow["region_us"] = [max(us) * 1.005] * len(us)
+    file.write_text(json.dumps(result))
+    assert main(arguments, said.append) == 0
+    assert said[-1] == SAME.format(1, 2, 1, 0)
+    slow["region_us"] = [max(us) * 2] * len(us)
     file.write_text(json.dumps(result))
     assert main(arguments, said.append) == 1
     assert said[-2].startswith("busy-poll/fake bad")
-    assert said[-2].endswith("+100.0%  outside")
-    assert said[-1] == "1 of 2 medians lie in the range of the first run"
+    assert said[-2].endswith("us  100.0% outside")
+    assert said[-1] == SAME.format(1, 2, 0, 1)
+    assert main([*arguments[:2], *arguments[1:]], said.append) == 1
+    assert main(["compare", *arguments[:0:-1], arguments[2]], said.append) == 0
     file.write_text(json.dumps(result | {"gpu": "another"}))
     assert main(arguments, said.append) == 1
-    assert said[-1] == "0 of 0 medians lie in the range of the first run"
+    assert said[-1] == SAME.format(0, 0, 0, 0)
 
 
 def test_collect_needs_results(tmp_path: Path) -> None:
