@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +23,7 @@ from streamlint.findings import (
     NotAssessed,
     Severity,
 )
+from streamlint.fingerprint import natural
 from streamlint.overview import Overview, overview
 from streamlint.replay import Replay, replay_of, span_ns
 from streamlint.rule import Rule
@@ -183,10 +186,24 @@ def _judge(trace: Trace, rule: Rule) -> Judgement:
         outcome = rule.check(trace)
         if isinstance(outcome, NotAssessed):
             return Judgement(rule, not_assessed=outcome)
-        return Judgement(rule, findings=tuple(outcome))
+        return Judgement(rule, findings=_told_apart(rule, outcome))
     except StreamlintError:
         raise  # the trace itself can't be read further
     # A bug in one rule must not hide the others; polars panics are BaseExceptions.
     except (Exception, pl.exceptions.PanicException) as error:
         summary = f"{type(error).__name__} in rule {rule.name}"
         return Judgement(rule, crashed=Crashed(summary, traceback.format_exc()))
+
+
+def _told_apart(rule: Rule, findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings, those of a process that would share a fingerprint counted."""
+    alike: dict[tuple[int | None, str], list[int]] = defaultdict(list)
+    for index, finding in enumerate(findings):
+        alike[finding.where.pid, finding.fingerprint(rule.name)].append(index)
+    told = list(findings)
+    for indices in alike.values():
+        # By their places in the code, which keep their order when lines move.
+        indices.sort(key=lambda index: natural(findings[index].identity))
+        for ordinal, index in enumerate(indices[1:], start=1):
+            told[index] = replace(findings[index], ordinal=ordinal)
+    return tuple(told)

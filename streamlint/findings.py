@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 from streamlint.changes import Change
+from streamlint.fingerprint import fingerprint
 
 
 class Severity(str, Enum):
@@ -103,7 +103,8 @@ class Finding:
 
     ``identity`` names the cause in words that are the same in every run of the
     same program (no ids, addresses or times); the fingerprint is made from it.
-    ``change`` is what the fix would alter in the replay of the run.
+    ``change`` is what the fix would alter in the replay of the run. ``ordinal``
+    counts findings of one rule and process whose fingerprints would be equal.
     """
 
     message: str
@@ -116,6 +117,7 @@ class Finding:
     fix: str
     identity: tuple[str, ...]
     change: Change | None = None
+    ordinal: int = 0
 
     def __post_init__(self) -> None:
         """Refuse a finding that shows nothing."""
@@ -124,8 +126,7 @@ class Finding:
 
     def fingerprint(self, rule: str) -> str:
         """16 hex digits, equal over runs of one program (other pids and streams)."""
-        text = "\0".join((rule, *self.identity))
-        return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+        return fingerprint(rule, self.identity, self.ordinal)
 
 
 class NotAssessed(NamedTuple):

@@ -192,19 +192,3 @@ def test_fingerprints_of_real_runs_of_one_program_are_equal() -> None:
         for n in ("one_gpu", "two_gpus")
     )
     assert one == two
-
-
-def test_fingerprints_tell_places_apart(tmp_path: Path) -> None:
-    def churn_at(line: int) -> str:
-        b = TraceBuilder()
-        b.stream(13)
-        for i in range(20):
-            at = 1000 + 1000 * i
-            b.kernel("step", stream=13, start=at + 100, end=at + 600)
-            call = b.call("cudaHostAlloc", at + 610, 200)
-            b.call("cudaFreeHost", at + 820, 60)
-            b.backtrace(call, [("refill", "train.py", line)])
-        return fingerprints(b.write(tmp_path / "t.sqlite"))["resource-churn-in-loop"]
-
-    assert churn_at(12) == churn_at(12)
-    assert churn_at(12) != churn_at(40)
