@@ -25,6 +25,7 @@ from streamlint.escape import printable, without_home
 from streamlint.files import out_of_space, replacing, unwritable
 
 if TYPE_CHECKING:
+    from streamlint.baseline import Baseline
     from streamlint.config import Config
     from streamlint.engine import Report
     from streamlint.findings import Severity
@@ -49,6 +50,16 @@ _ConfigOption = Annotated[
 ]
 _IsolatedOption = Annotated[
     bool, typer.Option("--isolated", help="Use no configuration file.")
+]
+_OutputOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="[FORMAT=]FILE",
+        help="Write to this file instead of stdout; with FORMAT=, write that as well "
+        "(repeatable).",
+    ),
 ]
 _HtmlOption = Annotated[
     Path | None,
@@ -76,7 +87,15 @@ class OutputFormat(str, Enum):
 
     TEXT = "text"
     JSON = "json"
+    SARIF = "sarif"
+    GITHUB = "github"
+    MARKDOWN = "markdown"
+    JUNIT = "junit"
     PERFETTO = "perfetto"
+
+
+_NEEDS_A_TRACE = (OutputFormat.TEXT, OutputFormat.JSON)
+"""Formats that say nothing without one; the others tell a machine what failed."""
 
 
 class FailOn(str, Enum):
@@ -173,10 +192,7 @@ def lint(
     output_format: Annotated[
         OutputFormat, typer.Option("--format", help="What to write.")
     ] = OutputFormat.TEXT,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Write to this file instead of stdout."),
-    ] = None,
+    output: _OutputOption = None,
     select: Annotated[
         list[str] | None,
         typer.Option(
@@ -204,6 +220,32 @@ def lint(
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="Exit with 0 in spite of findings.")
     ] = False,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Report and fail on what is new or grown since this."
+        ),
+    ] = None,
+    write_baseline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write all findings there, as known; exit with 0."
+        ),
+    ] = None,
+    baseline_tolerance: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE", help="How much dearer a known finding may be: 10% or 0.1."
+        ),
+    ] = None,
+    path_map: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FROM=TO",
+            help="A recorded folder of sources and where it is here (repeatable); "
+            "comes before the configuration's path-map.",
+        ),
+    ] = None,
     config: _ConfigOption = None,
     isolated: _IsolatedOption = False,
     color: Annotated[Color, typer.Option(help="Colour the text.")] = Color.AUTO,
@@ -215,9 +257,11 @@ def lint(
         from streamlint.engine import lint as lint_trace
         from streamlint.findings import Severity
         from streamlint.registry import select as select_rules
-        from streamlint.reporters import renderer
+        from streamlint.reporters import View, renderer
+        from streamlint.reporters.places import SourceTree
 
         held = _configuration(config, isolated, min_saving)
+        held = replace(held, path_map=(*_pairs("--path-map", path_map), *held.path_map))
         chosen, left_out = _names(select), _names(ignore)
         if not chosen:
             chosen, left_out = [*held.select], [*held.ignore, *left_out]
@@ -230,27 +274,29 @@ def lint(
             hint="`streamlint rules` lists them",
         )
     least = held.fail_on if fail_on is None else Severity(fail_on.value)
-    _not_a_trace("--output", output)
+    outputs = _outputs(output_format, output)
     _not_a_trace("--html", html)
-    as_perfetto = output_format is OutputFormat.PERFETTO
+    _not_a_trace("--write-baseline", write_baseline)
+    as_perfetto = OutputFormat.PERFETTO in [wanted for wanted, _ in outputs]
     if len(traces) > 1 and (html is not None or as_perfetto):
         raise UsageError(
             "--html and --format perfetto take one trace",
             hint="name one; `streamlint report A B` compares two",
         )
-    if as_perfetto and output is None and sys.stdout.isatty():
+    if (OutputFormat.PERFETTO, None) in outputs and sys.stdout.isatty():
         raise UsageError(
             "a Perfetto trace is no text for a terminal",
             hint="add --output FILE.json.gz and open it in ui.perfetto.dev",
         )
-    timeline: bytes | None = None
+    known = _baseline(baseline, baseline_tolerance)
+    sources = SourceTree.around(Path.cwd())
+    with_model = html is not None or OutputFormat.JSON in [f for f, _ in outputs]
+    timeline = b""
     reports: list[Report] = []
     failures: list[tuple[str, StreamlintError]] = []
     for path in traces:
         try:
             with _opened(path) as trace, _progress(path.name) as told:
-                as_json = output_format is OutputFormat.JSON
-                with_model = as_json or html is not None
                 report = lint_trace(
                     trace,
                     rules,
@@ -259,6 +305,7 @@ def lint(
                     settings=held.settings,
                     policy=held.policy,
                 )
+                report = report._replace(baseline=known)
                 reports.append(report)
                 if html is not None:
                     told("the page")
@@ -273,16 +320,21 @@ def lint(
     for report in reports:
         for _, crash in report.crashed:
             _show_traceback(crash.traceback)
-    if timeline is not None:
-        _write(timeline, output)
-    elif reports:
-        on_screen = output is None and sys.stdout.isatty()
-        render = renderer(output_format.value)
-        text = render(
-            reports, failures, _use_color(color, on_screen), _width(on_screen)
-        )
-        _write(text, output)
-    sys.exit(_exit_code(reports, bool(failures), least, exit_zero=exit_zero))
+    for wanted, file in outputs:
+        if wanted is OutputFormat.PERFETTO:
+            if reports:
+                _write(timeline, file)
+        elif reports or (failures and wanted not in _NEEDS_A_TRACE):
+            on_screen = file is None and sys.stdout.isatty()
+            colored = file is None and _use_color(color, on_screen)
+            view = View(colored, _width(on_screen), least, sources)
+            _write(renderer(wanted.value)(reports, failures, view), file)
+    code = _exit_code(reports, bool(failures), least, exit_zero=exit_zero)
+    if known is not None:
+        _tell_gone(known, reports)
+    if write_baseline is not None:
+        code = _write_baseline(write_baseline, known, reports, code)
+    sys.exit(code)
 
 
 @app.command()
@@ -407,10 +459,7 @@ def profile(
     output_format: Annotated[
         OutputFormat, typer.Option("--format", help="What to write.")
     ] = OutputFormat.TEXT,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Write to this file instead of stdout."),
-    ] = None,
+    output: _OutputOption = None,
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="Exit with 0 in spite of findings.")
     ] = False,
@@ -421,7 +470,7 @@ def profile(
     """Record a program with nsys, judge the trace, exit with the program's code."""
     from streamlint.harness import nsys
 
-    _not_a_trace("--output", output)
+    _outputs(output_format, output)
     _not_a_trace("--html", html)
     detail = nsys.Detail.LIGHT if light else nsys.Detail.FULL
     with nsys.workspace(command, Path.cwd(), _say) as work:
@@ -535,6 +584,98 @@ def _not_a_trace(option: str, path: Path | None) -> None:
         raise UsageError(
             f"{option} names a trace, {path}", hint="name another file to write to"
         )
+
+
+def _outputs(
+    output_format: OutputFormat, values: list[str] | None
+) -> list[tuple[OutputFormat, Path | None]]:
+    """What to write where: first what `--format` names, then each FORMAT=FILE."""
+    formats = {known.value: known for known in OutputFormat}
+    plain: list[Path] = []
+    named: list[tuple[OutputFormat, Path | None]] = []
+    for value in values or ():
+        name, equals, rest = value.partition("=")
+        if equals and name in formats:
+            named.append((formats[name], Path(rest)))
+        else:
+            plain.append(Path(value))
+    if len(plain) > 1:
+        raise UsageError(
+            "--output names two files",
+            hint="say what the others are for: --output sarif=FILE",
+        )
+    wanted = [(output_format, plain[0] if plain else None), *named]
+    files = [file for _, file in wanted if file is not None]
+    for file in files:
+        _not_a_trace("--output", file)
+        if files.count(file) > 1:
+            raise UsageError(
+                f"--output names {file} twice", hint="name a file for each format"
+            )
+    return wanted
+
+
+def _pairs(option: str, values: list[str] | None) -> list[tuple[str, str]]:
+    pairs: list[tuple[str, str]] = []
+    for value in values or ():
+        before, equals, after = value.partition("=")
+        if not before or not equals:
+            raise UsageError(
+                f"{option} {value} is not FROM=TO",
+                hint=f"say {option} /workspace/app=.",
+            )
+        pairs.append((before.rstrip("/\\"), after))
+    return pairs
+
+
+def _baseline(path: Path | None, tolerance: str | None) -> Baseline | None:
+    from streamlint.baseline import DEFAULT_TOLERANCE, parse_tolerance, read
+
+    try:
+        share = DEFAULT_TOLERANCE if tolerance is None else parse_tolerance(tolerance)
+    except ValueError as error:
+        raise UsageError(
+            f"--baseline-tolerance {tolerance} is no share", hint="say 10% or 0.1"
+        ) from error
+    if path is None:
+        if tolerance is not None:
+            raise UsageError(
+                "--baseline-tolerance without --baseline", hint="add --baseline FILE"
+            )
+        return None
+    return read(path, share)
+
+
+def _tell_gone(baseline: Baseline, reports: list[Report]) -> None:
+    from streamlint.engine import gone
+
+    count = len(gone(baseline, reports))
+    if count:
+        entries = "entry is" if count == 1 else "entries are"
+        _say(
+            f"note: {count} baseline {entries} no longer found: rewrite it with "
+            f"--write-baseline {baseline.path}"
+        )
+
+
+def _write_baseline(
+    path: Path, known: Baseline | None, reports: list[Report], code: int
+) -> int:
+    """Write what was found; what could not be assessed now stays known as it was."""
+    from streamlint.baseline import dump, entries
+    from streamlint.engine import gone
+
+    if code == EXIT_ERROR:
+        _say(f"note: {path} is not written: a baseline needs all traces and rules")
+        return code
+    found = entries((rule.name, f) for r in reports for rule, f in r.findings)
+    if known is not None:
+        dropped = {entry.fingerprint for entry in gone(known, reports)}
+        kept = {k: e for k, e in known.entries.items() if k not in dropped}
+        found = {**kept, **found}
+    _write(dump(found.values()), path)
+    _say(f"wrote {len(found)} known finding{'' if len(found) == 1 else 's'} to {path}")
+    return EXIT_NOT_ASSESSED if code == EXIT_NOT_ASSESSED else EXIT_CLEAN
 
 
 def _say(line: str) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import polars as pl
 
+from streamlint.baseline import Baseline, Entry, Standing
 from streamlint.changes import Change
 from streamlint.completeness import no_gpu_work
 from streamlint.cost import trusted
@@ -72,7 +73,7 @@ class Model(NamedTuple):
 class Report(NamedTuple):
     """Everything that was said about one trace; needs the trace no more.
 
-    ``model`` is None where no cost was replayed.
+    ``model`` is None where no cost was replayed, ``baseline`` where none was named.
     """
 
     path: Path
@@ -80,6 +81,7 @@ class Report(NamedTuple):
     overview: Overview
     judgements: tuple[Judgement, ...]
     model: Model | None = None
+    baseline: Baseline | None = None
 
     @property
     def findings(self) -> list[tuple[Rule, Finding]]:
@@ -88,6 +90,17 @@ class Report(NamedTuple):
         return sorted(
             pairs, key=lambda p: (p[1].severity.rank, -(p[1].cost.ns or 0), p[0].name)
         )
+
+    def standing(self, rule: Rule, finding: Finding) -> Standing | None:
+        """A finding against the baseline, None without one."""
+        if self.baseline is None:
+            return None
+        return self.baseline.standing(rule.name, finding)
+
+    @property
+    def fresh(self) -> list[tuple[Rule, Finding]]:
+        """The findings, in their order, that the baseline does not know as they are."""
+        return [p for p in self.findings if self.standing(*p) is not Standing.KNOWN]
 
     @property
     def below(self) -> int:
@@ -117,12 +130,31 @@ class Report(NamedTuple):
         return any(j.not_assessed is None and j.crashed is None for j in judged)
 
     def exit_code(self, fail_on: Severity) -> int:
-        """0 clean, 1 findings from ``fail_on`` up, 2 a crash, 3 nothing assessed."""
+        """0 clean, 1 fresh findings from ``fail_on`` up, 2 a crash, 3 none assessed."""
         if self.crashed:
             return 2
-        if any(f.severity.at_least(fail_on) for _, f in self.findings):
+        if any(f.severity.at_least(fail_on) for _, f in self.fresh):
             return 1
         return 0 if self.assessed_any or not self.judgements else 3
+
+
+def gone(baseline: Baseline, reports: Sequence[Report]) -> list[Entry]:
+    """Entries that no trace shows, though their rules were assessed in all of them."""
+    judged = [
+        {
+            j.rule.name
+            for j in report.judgements
+            if j.not_assessed is None and j.crashed is None
+        }
+        for report in reports
+    ]
+    sure = set[str].intersection(*judged) if judged else set()
+    seen = {f.fingerprint(rule.name) for r in reports for rule, f in r.findings}
+    return [
+        entry
+        for entry in baseline.entries.values()
+        if entry.rule in sure and entry.fingerprint not in seen
+    ]
 
 
 def lint(

@@ -23,6 +23,10 @@ class TraceError(StreamlintError):
     """A trace file can't be read as an nsys export."""
 
 
+class BaselineError(StreamlintError):
+    """A file can't be read as a baseline."""
+
+
 class UsageError(StreamlintError):
     """The command line names something that doesn't exist."""
 

@@ -4,8 +4,26 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from streamlint.steady import regions
+import polars as pl
+
+from streamlint.steady import busy, regions
 from streamlint.trace.model import Trace
+
+
+class DeviceTime(NamedTuple):
+    """What a GPU did within the span of the whole trace; times in ns.
+
+    ``gpu`` is its index on the machine, None where the trace doesn't tell. Kernels,
+    and copies and memsets, may run at the same time: the two do not add up to
+    ``busy_ns``. ``idle_ns`` is the rest of the span.
+    """
+
+    gpu: int | None
+    name: str | None
+    busy_ns: int
+    kernels_ns: int
+    copies_ns: int
+    idle_ns: int
 
 
 class Overview(NamedTuple):
@@ -24,6 +42,7 @@ class Overview(NamedTuple):
     runtime_calls: int
     invalid_rows: dict[str, int]
     judged: tuple[tuple[int, int, int, int, str | None], ...]
+    devices: tuple[DeviceTime, ...] = ()
 
 
 def overview(trace: Trace) -> Overview:
@@ -50,4 +69,29 @@ def overview(trace: Trace) -> Overview:
             (r.pid, r.start_ns, r.end_ns, r.iterations, r.nvtx)
             for r in regions(trace).values()
         ),
+        devices=_devices(trace, span) if span is not None else (),
     )
+
+
+def _devices(trace: Trace, span_ns: int) -> tuple[DeviceTime, ...]:
+    names = dict(trace.gpus["gpu_id", "name"].iter_rows())
+    found = [
+        (gpu, ops)
+        for (gpu,), ops in trace.gpu_ops.partition_by("gpu_id", as_dict=True).items()
+        if gpu is None or isinstance(gpu, int)
+    ]
+    made = []
+    for gpu, ops in sorted(found, key=lambda pair: (pair[0] is None, pair[0])):
+        kernel = pl.col("kind").is_in(("memcpy", "memset")).not_()
+        total = busy(ops)
+        made.append(
+            DeviceTime(
+                gpu=gpu,
+                name=names.get(gpu),
+                busy_ns=total,
+                kernels_ns=busy(ops.filter(kernel)),
+                copies_ns=busy(ops.filter(~kernel)),
+                idle_ns=max(0, span_ns - total),
+            )
+        )
+    return tuple(made)

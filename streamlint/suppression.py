@@ -51,8 +51,8 @@ class Policy(NamedTuple):
 
     def _mapped(self, frame: SourceFrame) -> SourceFrame:
         for old, new in self.path_map:
-            if frame.file == old or frame.file.startswith(f"{old}/"):
-                rest = frame.file[len(old) :].lstrip("/")
+            if frame.file == old or frame.file.startswith((f"{old}/", f"{old}\\")):
+                rest = frame.file[len(old) :].replace("\\", "/").lstrip("/")
                 folder = "" if new in ("", ".") else f"{new.rstrip('/')}/"
                 return frame._replace(file=f"{folder}{rest}" if rest else new)
         return frame

@@ -96,6 +96,11 @@ def describe(frame: SourceFrame) -> str:
     return f"{frame.file}:{frame.line} {frame.function}"
 
 
+def in_own_code(frame: SourceFrame) -> bool:
+    """Whether a frame is a line of the user's, not of a library or of Python."""
+    return frame.line is not None and not _LIBRARY_FILE.search(frame.file)
+
+
 def _user_frames(
     trace: Trace, calls: pl.DataFrame
 ) -> dict[tuple[int, int], SourceFrame]:
@@ -111,8 +116,7 @@ def _user_frames(
                 SourceFrame(trace.string(file), line, trace.string(function))
                 for function, file, line in frames
             ]
-            own = (f for f in named if not _LIBRARY_FILE.search(f.file))
-            chosen[frames] = next(own, named[0])
+            chosen[frames] = next(filter(in_own_code, named), named[0])
         found[key] = chosen[frames]
     if calls["callchain_id"].null_count() == calls.height:
         return found

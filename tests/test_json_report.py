@@ -16,6 +16,7 @@ from streamlint import __version__
 from streamlint.engine import Report, lint
 from streamlint.errors import TraceError
 from streamlint.registry import all_rules
+from streamlint.reporters import View
 from streamlint.reporters.json import render, schema
 from streamlint.trace import open_trace
 
@@ -37,7 +38,7 @@ def report(path: Path) -> Report:
 
 
 def document(*reports: Report, failures: Any = ()) -> dict[str, Any]:
-    text = render(reports, failures, False, 80)
+    text = render(reports, failures, View())
     assert text.isascii()
     assert text.endswith("}\n")
     loaded: dict[str, Any] = json.loads(text)

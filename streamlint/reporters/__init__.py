@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from streamlint.findings import Severity
+from streamlint.reporters.places import SourceTree
 
 if TYPE_CHECKING:
     from streamlint.engine import Report
     from streamlint.errors import StreamlintError
 
+
+class View(NamedTuple):
+    """How to show reports: colour, columns, what fails, and where the sources are."""
+
+    color: bool = False
+    width: int = 100
+    fail_on: Severity = Severity.LOW
+    sources: SourceTree = SourceTree()
+
+
 Failure: TypeAlias = "tuple[str, StreamlintError]"
 """A trace that could not be read: its path and why."""
-Render: TypeAlias = "Callable[[Sequence[Report], Sequence[Failure], bool, int], str]"
-"""From reports, failures, whether to colour, and the width in columns."""
+Render: TypeAlias = "Callable[[Sequence[Report], Sequence[Failure], View], str]"
 
-FORMATS = ("text", "json")
+FORMATS = ("text", "json", "sarif", "github", "markdown", "junit")
 
 
 def renderer(name: str) -> Render:
     """The renderer of this format, imported only now."""
     if name == "json":
         from streamlint.reporters.json import render
+    elif name == "sarif":
+        from streamlint.reporters.sarif import render
+    elif name == "github":
+        from streamlint.reporters.github import render
+    elif name == "markdown":
+        from streamlint.reporters.markdown import render
+    elif name == "junit":
+        from streamlint.reporters.junit import render
     else:
         from streamlint.reporters.text import render
     return render

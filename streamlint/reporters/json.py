@@ -9,22 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from streamlint import __version__
-from streamlint.engine import Model, Report
+from streamlint.baseline import Standing
+from streamlint.engine import Model, Report, gone
 from streamlint.escape import without_home
 from streamlint.findings import Finding, Severity
-from streamlint.reporters import Failure
+from streamlint.reporters import Failure, View
 from streamlint.rule import Rule
 
 FORMAT_VERSION = 1
 """Grows when a reader of the document would have to change."""
 
 
-def render(
-    reports: Sequence[Report], failures: Sequence[Failure], color: bool, width: int
-) -> str:
-    """The whole document; ``color`` and ``width`` mean nothing here."""
-    del color, width
-    document = {
+def render(reports: Sequence[Report], failures: Sequence[Failure], view: View) -> str:
+    """The whole document; ``view`` means nothing here."""
+    del view
+    return json.dumps(document(reports, failures), indent=2, ensure_ascii=True) + "\n"
+
+
+def document(
+    reports: Sequence[Report], failures: Sequence[Failure] = ()
+) -> dict[str, Any]:
+    """The whole document, before it is text."""
+    return {
         "format": FORMAT_VERSION,
         "tool": {"name": "streamlint", "version": __version__},
         "traces": [_trace(report) for report in reports],
@@ -37,8 +43,8 @@ def render(
             for path, error in failures
         ],
         "summary": _summary(reports),
+        "baseline": _baseline(reports),
     }
-    return json.dumps(document, indent=2, ensure_ascii=True) + "\n"
 
 
 def schema() -> dict[str, Any]:
@@ -79,7 +85,21 @@ def _trace(report: Report) -> dict[str, Any]:
         },
         "span_ns": facts.span_ns,
         "model": _model(report.model),
-        "findings": [_finding(rule, finding) for rule, finding in report.findings],
+        "devices": [
+            {
+                "gpu": device.gpu,
+                "name": device.name,
+                "busy_ns": device.busy_ns,
+                "kernels_ns": device.kernels_ns,
+                "copies_ns": device.copies_ns,
+                "idle_ns": device.idle_ns,
+            }
+            for device in facts.devices
+        ],
+        "findings": [
+            _finding(rule, finding, report.standing(rule, finding))
+            for rule, finding in report.findings
+        ],
         "not_assessed": [
             {"rule": rule.name, "reason": why.reason, "recapture": why.recapture}
             for rule, why in report.not_assessed
@@ -106,7 +126,7 @@ def _model(model: Model | None) -> dict[str, Any] | None:
     }
 
 
-def _finding(rule: Rule, finding: Finding) -> dict[str, Any]:
+def _finding(rule: Rule, finding: Finding, standing: Standing | None) -> dict[str, Any]:
     where, cost = finding.where, finding.cost
     return {
         "rule": rule.name,
@@ -147,6 +167,24 @@ def _finding(rule: Rule, finding: Finding) -> dict[str, Any]:
         ],
         "fix": finding.fix,
         "fingerprint": finding.fingerprint(rule.name),
+        "baseline": None if standing is None else standing.value,
+    }
+
+
+def _baseline(reports: Sequence[Report]) -> dict[str, Any] | None:
+    """How the findings stand against the baseline, which all reports share."""
+    baseline = reports[0].baseline if reports else None
+    if baseline is None:
+        return None
+    counts = Counter(r.standing(*pair) for r in reports for pair in r.findings)
+    return {
+        "path": without_home(str(baseline.path)),
+        "tolerance": baseline.tolerance,
+        **{standing.value: counts[standing] for standing in Standing},
+        "gone": [
+            {"rule": entry.rule, "label": entry.label, "fingerprint": entry.fingerprint}
+            for entry in gone(baseline, reports)
+        ],
     }
 
 

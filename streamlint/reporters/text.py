@@ -7,6 +7,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Sequence
 
+from streamlint.baseline import Standing
 from streamlint.engine import Model, Report
 from streamlint.escape import printable
 from streamlint.findings import (
@@ -17,7 +18,7 @@ from streamlint.findings import (
     NotAssessed,
     Severity,
 )
-from streamlint.reporters import Failure
+from streamlint.reporters import Failure, View
 from streamlint.rule import Rule
 from streamlint.where import describe
 
@@ -37,20 +38,18 @@ _CLAIMS = {
 _MAX_NAME = 72
 
 
-def render(
-    reports: Sequence[Report], failures: Sequence[Failure], color: bool, width: int
-) -> str:
+def render(reports: Sequence[Report], failures: Sequence[Failure], view: View) -> str:
     """One section a trace and, for several, a total."""
     del failures  # the command line names them on stderr
-    page = Page(width)
+    page = Page(view.width)
     for index, report in enumerate(reports):
         if index:
             page.line()
         _section(page, report)
     if len(reports) > 1:
         page.line()
-        page.line(f"{len(reports)} traces: {_totals(reports)}", "bold")
-    return page.text(color=color)
+        page.line(f"{len(reports)} traces: {totals(reports)}", "bold")
+    return page.text(color=view.color)
 
 
 def duration(ns: int) -> str:
@@ -118,15 +117,15 @@ class Page:
 
 
 def _section(page: Page, report: Report) -> None:
-    page.line(_head(report), "bold")
+    page.line(head(report), "bold")
     by_severity: dict[Severity, list[tuple[Rule, Finding]]] = {}
-    for rule, finding in report.findings:
+    for rule, finding in report.fresh:
         by_severity.setdefault(finding.severity, []).append((rule, finding))
     for severity, pairs in by_severity.items():
         page.line()
         page.line(f"{severity.value} ({len(pairs)})", _STYLES[severity])
         for rule, finding in pairs:
-            _finding(page, rule, finding)
+            _finding(page, report, rule, finding)
     if report.not_assessed:
         not_assessed(page, report.not_assessed)
     for rule, crash in report.crashed:
@@ -138,10 +137,14 @@ def _section(page: Page, report: Report) -> None:
     page.line()
     if report.model is not None:
         page.paragraph(_model(report.model), "dim")
-    page.paragraph(_verdict(report), "bold")
+    known = known_words(report)
+    if known:
+        page.paragraph(known)
+    page.paragraph(verdict(report), "bold")
 
 
-def _head(report: Report) -> str:
+def head(report: Report) -> str:
+    """The trace in one line: name, GPUs, nsys, and how long its GPU work took."""
     facts, capture = report.overview, report.capture
     gpus = Counter(facts.gpus)
     parts = [printable(report.path.name)]
@@ -155,8 +158,8 @@ def _head(report: Report) -> str:
     return " · ".join(parts)
 
 
-def _finding(page: Page, rule: Rule, finding: Finding) -> None:
-    page.line(f"  {rule.name}")
+def _finding(page: Page, report: Report, rule: Rule, finding: Finding) -> None:
+    page.line(f"  {rule.name}{grown_words(report, rule, finding)}")
     page.field("what", printable(finding.message))
     if finding.severity is Severity.INFO:
         return  # costs too little to act on: one look is enough
@@ -215,15 +218,20 @@ def not_assessed(page: Page, pairs: list[tuple[Rule, NotAssessed]]) -> None:
     """The rules that could not tell, grouped by reason."""
     page.line()
     page.line(f"not assessed ({len(pairs)})", "magenta")
-    groups: dict[NotAssessed, list[str]] = {}
-    for rule, why in pairs:
-        groups.setdefault(why, []).append(rule.name)
-    for why, names in groups.items():
+    for why, names in by_reason(pairs).items():
         if len(names) > 4:
             names = [*names[:3], f"and {len(names) - 3} more"]
         page.paragraph(", ".join(names), indent="  ")
         page.field("why", printable(why.reason))
         page.field("how", printable(why.recapture))
+
+
+def by_reason(pairs: list[tuple[Rule, NotAssessed]]) -> dict[NotAssessed, list[str]]:
+    """Names of the rules that could not tell, by why."""
+    groups: dict[NotAssessed, list[str]] = {}
+    for rule, why in pairs:
+        groups.setdefault(why, []).append(rule.name)
+    return groups
 
 
 def _model(model: Model) -> str:
@@ -236,19 +244,42 @@ def _model(model: Model) -> str:
     return words
 
 
-def _verdict(report: Report) -> str:
+def grown_words(report: Report, rule: Rule, finding: Finding) -> str:
+    """Of a finding that has grown, since when; else nothing."""
+    if report.baseline is None:
+        return ""
+    if report.standing(rule, finding) is not Standing.GROWN:
+        return ""
+    before = report.baseline.entries[finding.fingerprint(rule.name)].measure
+    if before.ns is None or finding.cost.ns is None:
+        return f" (grown: {before.occurrences} times in the baseline)"
+    return f" (grown: {duration(before.ns)} in the baseline)"
+
+
+def known_words(report: Report) -> str:
+    """How many findings are not shown, as the baseline has them; else nothing."""
+    known = len(report.findings) - len(report.fresh)
+    if not known:
+        return ""
+    return f"{known} known finding{'' if known == 1 else 's'} in the baseline"
+
+
+def verdict(report: Report) -> str:
+    """The result in one line."""
     if not report.assessed_any and not report.findings and not report.crashed:
         return "cannot be assessed: this trace neither shows nor rules out a fault"
     silent = sum(j.silent for j in report.judgements)
     rules = "rule" if silent == 1 else "rules"
-    return f"{_totals([report])}; {silent} {rules} found nothing"
+    return f"{totals([report])}; {silent} {rules} found nothing"
 
 
-def _totals(reports: Sequence[Report]) -> str:
-    counts = Counter(f.severity for r in reports for _, f in r.findings)
+def totals(reports: Sequence[Report]) -> str:
+    """How many findings, not assessed and crashed, of all traces."""
+    counts = Counter(f.severity for r in reports for _, f in r.fresh)
     total = sum(counts.values())
     parts = [f"{counts[s]} {s.value}" for s in Severity if counts[s]]
-    words = f"{total} finding{'' if total == 1 else 's'}"
+    fresh = "new or grown " if any(r.baseline is not None for r in reports) else ""
+    words = f"{total} {fresh}finding{'' if total == 1 else 's'}"
     words += f" ({', '.join(parts)})" if parts else ""
     below = sum(r.below for r in reports)
     words += f"; {below} below min-saving" if below else ""
