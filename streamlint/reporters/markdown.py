@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from streamlint.baseline import Standing
 from streamlint.engine import Report
 from streamlint.escape import printable
-from streamlint.findings import Claim, Finding
+from streamlint.findings import Claim, Finding, Severity
 from streamlint.reporters import Failure, View
 from streamlint.reporters.text import (
     by_reason,
@@ -75,9 +75,11 @@ def _trace(report: Report, view: View, count: int) -> list[str]:
         lines += [""]
     if fresh[count:]:
         lines += [f"{len(fresh[count:])} more findings, which cost less.", ""]
-    if fresh[:count]:
+    # As in the text: info costs too little to act on.
+    explained = [p for p in fresh[:count] if p[1].severity is not Severity.INFO]
+    if explained:
         lines += ["<details><summary>Costs, places and fixes</summary>", ""]
-        for rule, finding in fresh[:count]:
+        for rule, finding in explained:
             lines += _details(rule, finding)
         lines += ["</details>", ""]
     if report.not_assessed:
