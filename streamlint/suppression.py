@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from streamlint.escape import without_home
 from streamlint.findings import Claim, Finding, Severity, SourceFrame
 
 
@@ -50,7 +51,8 @@ class Policy(NamedTuple):
         return replace(finding, where=finding.where._replace(source=source))
 
     def _mapped(self, frame: SourceFrame) -> SourceFrame:
-        for old, new in self.path_map:
+        for folder, new in self.path_map:
+            old = without_home(folder)  # as all texts of a trace
             if frame.file == old or frame.file.startswith((f"{old}/", f"{old}\\")):
                 rest = frame.file[len(old) :].replace("\\", "/").lstrip("/")
                 folder = "" if new in ("", ".") else f"{new.rstrip('/')}/"

@@ -24,11 +24,6 @@ UNASSESSABLE = SAMPLES / "extra" / "2022.4.2_no_cuda_rows.sqlite"
 RULE = "legacy-null-stream-barrier"
 
 
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(monkeypatch, capsys)
-
-
 def churn(
     path: Path, *, us: float = 100, rounds: int = 30, kernel_us: float = 1_000
 ) -> Path:

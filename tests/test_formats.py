@@ -18,8 +18,10 @@ from jsonschema import Draft4Validator
 from markdown_it import MarkdownIt
 from tracebuilder import TraceBuilder
 
+from streamlint.escape import without_home
 from streamlint.registry import all_rules
 from streamlint.reporters import github, markdown, sarif
+from streamlint.reporters.places import SourceTree
 from streamlint.rule import Rule
 from streamlint.trace.model import Trace
 
@@ -34,11 +36,6 @@ HOSTILE = (
     "k[a](b){0}|`*_<img src=x>&@user #12 :smile: "
     "\x1b[31m\r\n::error::x ##[error]y %0A,:\x00\ufffe -->"
 )
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +184,12 @@ def test_sarif_rules_explain_themselves(run: Run) -> None:
             ("t.sqlite", 1),
             id="a folder, not a prefix",
         ),
+        pytest.param(
+            "/home/ann/app/train.py",
+            ("--path-map", "/home/ann/app=src"),
+            ("src/train.py", 12),
+            id="mapped from a home",
+        ),
         pytest.param("../../etc/passwd", (), ("t.sqlite", 1), id="out of the tree"),
         pytest.param(
             "C:\\work\\app\\train.py",
@@ -224,6 +227,15 @@ def test_paths_start_at_the_root_of_the_repository(
     assert {place(r)[0] for r in results(document)} == {"sub/t.sqlite"}
     (found,) = results(log(run, "t.sqlite"), "resource-churn-in-loop")
     assert place(found) == ("sub/train.py", 12)
+
+
+@pytest.mark.parametrize("root", ["/home/runner/work/app", "/Users/ann/app"])
+def test_checkouts_in_a_home_are_recognized(root: str) -> None:
+    """Texts of a trace have ~ for a home folder; so must what they are compared to."""
+    tree = SourceTree(Path(root))
+    assert tree.relative(without_home(f"{root}/src/train.py")) == "src/train.py"
+    assert tree.relative(without_home("/home/runner/else/train.py")) is None
+    assert tree.trace(Path(f"{root}/t.sqlite")) == "t.sqlite"
 
 
 def test_sarif_keeps_the_costliest_results(

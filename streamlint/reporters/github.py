@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from streamlint.engine import Report
-from streamlint.escape import printable
+from streamlint.escape import printable, without_home
 from streamlint.findings import Finding, Severity
 from streamlint.reporters import Failure, View
 from streamlint.reporters.text import cost_words, place_words, totals
@@ -46,7 +46,8 @@ def _annotations(
     """Level, properties and text; what keeps streamlint from judging comes first."""
     for path, error in failures:
         title = "streamlint: trace not read"
-        yield "error", {"title": title}, f"{path}: {error.message}; {error.hint}"
+        text = f"{path}: {error.message}; {error.hint}"
+        yield "error", {"title": title}, without_home(text)
     for report in reports:
         for rule, crash in report.crashed:
             title = f"streamlint: {rule.name} crashed"

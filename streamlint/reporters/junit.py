@@ -10,7 +10,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
 from streamlint.engine import Judgement, Report
-from streamlint.escape import printable
+from streamlint.escape import printable, without_home
 from streamlint.findings import Finding
 from streamlint.reporters import Failure, View
 from streamlint.reporters.text import cost_words, place_words
@@ -24,9 +24,10 @@ def render(reports: Sequence[Report], failures: Sequence[Failure], view: View) -
     for report in reports:
         _suite(root, report, view)
     for path, error in failures:
-        suite = ET.SubElement(root, "testsuite", name=_text(path))
+        suite = ET.SubElement(root, "testsuite", name=_text(without_home(path)))
         case = ET.SubElement(suite, "testcase", classname="streamlint", name="read")
-        _outcome(case, "error", "unreadable trace", error.message, error.hint)
+        message, hint = without_home(error.message), without_home(error.hint)
+        _outcome(case, "error", "unreadable trace", message, hint)
         _count(suite)
     for name in ("tests", "failures", "errors"):
         root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))

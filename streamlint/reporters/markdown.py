@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from streamlint.baseline import Standing
 from streamlint.engine import Report
-from streamlint.escape import printable
+from streamlint.escape import printable, without_home
 from streamlint.findings import Claim, Finding, Severity
 from streamlint.reporters import Failure, View
 from streamlint.reporters.text import (
@@ -59,8 +59,11 @@ def _comment(
 ) -> str:
     lines = [MARK, f"### streamlint: {totals(reports)}"]
     for path, error in failures:
-        lines += ["", f"**Not read:** {escaped(f'{path}: {error.message}')}"]
-        lines += [f"({escaped(error.hint)})"]
+        lines += [
+            "",
+            f"**Not read:** {escaped(without_home(f'{path}: {error.message}'))}",
+        ]
+        lines += [f"({escaped(without_home(error.hint))})"]
     for report in reports:
         lines += _trace(report, view, count)
     return "\n".join(lines) + "\n"

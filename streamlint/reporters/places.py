@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from streamlint.escape import without_home
 from streamlint.findings import Finding
 from streamlint.where import in_own_code
 
@@ -61,11 +62,15 @@ class SourceTree(NamedTuple):
 
     def trace(self, path: Path) -> str:
         """A trace's path in the repository, or its name where it lies elsewhere."""
-        return self._inside(_with_slashes(str(path.absolute()))) or path.name
+        inside = self._inside(_with_slashes(without_home(str(path.absolute()))))
+        return inside or path.name
 
     def _inside(self, path: str) -> str | None:
-        root = _with_slashes(str(self.root.absolute()))
+        """``path``, relative to the root or with ~ for home, as one below the root."""
+        root = _with_slashes(without_home(str(self.root.absolute())))
         whole = posixpath.normpath(posixpath.join(root, path))
+        if path.startswith("~/"):
+            whole = posixpath.normpath(path)
         rest = _below(whole, posixpath.normpath(root))
         return None if rest in (None, "", ".") else rest
 

@@ -18,7 +18,7 @@ from streamlint import __version__
 from streamlint.baseline import Standing
 from streamlint.docs import page, sections
 from streamlint.engine import Report
-from streamlint.escape import printable
+from streamlint.escape import printable, without_home
 from streamlint.findings import Evidence, Finding, NotAssessed, Severity
 from streamlint.reporters import Failure, View
 from streamlint.reporters.places import Place, SourceTree
@@ -257,7 +257,9 @@ def _notifications(
         for rule, crash in report.crashed
     ]
     notes += [
-        _notification("unreadable-trace", "error", f"{error.message}: {error.hint}")
+        _notification(
+            "unreadable-trace", "error", without_home(f"{error.message}: {error.hint}")
+        )
         for _, error in failures
     ]
     return notes
