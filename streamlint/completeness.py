@@ -5,23 +5,30 @@ All sentences are fixed: the profiler's own messages hold paths and are never qu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
-from streamlint.findings import Confidence, Evidence, NotAssessed
+from streamlint.findings import Claim, Confidence, Evidence, Finding, NotAssessed
 from streamlint.intervals import union
 from streamlint.l2 import L2_CALLS, l2_marks
-from streamlint.steady import Region, column, regions
+from streamlint.steady import column, regions
 from streamlint.trace.model import Trace
+from streamlint.trace.tables import NEWEST_SCHEMA
 
 MIN_LOST = 3
 """Fewer rows without their partner are an edge of the capture, not a loss."""
 MIN_LOST_SHARE = 0.01
 """Losses below 1 % of the rows can't change what a rule says."""
+MUCH_LOST = 0.1
+"""From this part of the rows on, finding nothing proves nothing."""
+MOST_LOST = 0.5
+"""From this part on, what is left (idle time, say) is not the program's any more."""
 MIN_OVERHEAD_SHARE = 0.01
 """The profiler may take 1 % of the judged region, the error of any estimate."""
 START_UP_IDS = 120
@@ -40,6 +47,16 @@ not seen.
 _MAX_EVIDENCE = 5
 
 
+class Hidden(Enum):
+    """What a defect keeps from the rules."""
+
+    NOTHING = "rows are whole and their times are right"
+    WORK = "GPU work without rows"
+    CALLS = "API calls without rows"
+    ANY = "rows of any kind"
+    TIME = "all rows are there, with times that are not the program's"
+
+
 @dataclass(frozen=True)
 class Defect:
     """One way in which a recording is incomplete or distorted.
@@ -47,6 +64,8 @@ class Defect:
     ``kind`` names it in words that are the same in every run; ``count`` is of the
     rows, calls or messages concerned; ``words`` is one sentence, ``recapture`` says
     what mends it. ``evidence`` is empty where it has no place on the timeline.
+    ``hides`` says what it keeps from the rules, and ``share`` which part of that: 1
+    where the recording doesn't tell.
     """
 
     kind: str
@@ -55,6 +74,8 @@ class Defect:
     recapture: str
     evidence: tuple[Evidence, ...] = ()
     confidence: Confidence = Confidence.HIGH
+    hides: Hidden = Hidden.NOTHING
+    share: float = 0.0
 
 
 def defects(trace: Trace) -> tuple[Defect, ...]:
@@ -65,6 +86,83 @@ def defects(trace: Trace) -> tuple[Defect, ...]:
 def no_gpu_work(trace: Trace) -> NotAssessed | None:
     """Why nothing can be judged, if the trace shows no GPU work worth judging."""
     return trace.derived(_no_gpu_work)
+
+
+def mostly_lost(trace: Trace, needs: Collection[str]) -> NotAssessed | None:
+    """Why a rule that needs these tables can't be judged from what is left."""
+    for defect in _losses(trace, needs):
+        # Of unknown losses, those that are seen say how much it may be.
+        if defect.share >= MOST_LOST and defect.hides is not Hidden.ANY:
+            return NotAssessed(defect.words, defect.recapture)
+    return None
+
+
+def weighed(
+    trace: Trace, needs: Collection[str], found: Sequence[Finding]
+) -> Sequence[Finding] | NotAssessed:
+    """What a rule found, in view of what the recording lacks of its evidence.
+
+    Findings are less certain; finding nothing proves nothing if much is missing.
+    """
+    losses = _losses(trace, needs)
+    slow = [d for d in defects(trace) if d.hides is Hidden.TIME]
+    if not found:
+        much = [d for d in losses if d.share >= MUCH_LOST]
+        much += [d for d in slow if d.share >= MOST_LOST]
+        if not much:
+            return found
+        words, recapture = much[0].words, much[0].recapture
+        return NotAssessed(f"nothing was found, but {words}", recapture)
+    slowed = any(d.share >= MUCH_LOST for d in slow)
+    return [
+        replace(f, confidence=_less(f.confidence))
+        if losses or (slowed and f.cost.claim is not Claim.NONE)
+        else f
+        for f in found
+    ]
+
+
+def _losses(trace: Trace, needs: Collection[str]) -> list[Defect]:
+    """Defects that keep rows from a rule that needs these tables."""
+    hidden = [Hidden.WORK, Hidden.ANY]
+    if "runtime_calls" in needs:
+        hidden.append(Hidden.CALLS)
+    return [
+        defect
+        for defect in defects(trace)
+        if defect.hides in hidden and defect.share >= MIN_LOST_SHARE
+    ]
+
+
+def _less(confidence: Confidence) -> Confidence:
+    return Confidence.MEDIUM if confidence is Confidence.HIGH else Confidence.LOW
+
+
+def sizes_unknown(kernels: pl.DataFrame) -> NotAssessed | None:
+    """Why it can't be told which part of the GPU these kernels take.
+
+    ``kernels`` are rows of `Trace.gpu_ops`; None where all sizes are known.
+    """
+    unknown = kernels.filter(pl.col("kind") == "kernel")["sm_fraction"].null_count()
+    if not unknown:
+        return None
+    return NotAssessed(
+        f"the export doesn't say how much of the GPU {unknown} kernels need",
+        "export again with nsys 2021.3 or newer, all tables and columns",
+    )
+
+
+def graphs_unknown(trace: Trace) -> NotAssessed | None:
+    """Why it can't be told which executable graph each launch ran."""
+    launched = trace.launches.filter(pl.col("kind") == "graph launch")
+    ran = trace.gpu_ops.join(launched, on=["pid", "correlation_id"], how="semi")
+    told = (pl.col("kind") == "graph") | pl.col("graph_node_id").is_not_null()
+    if not ran.height or ran.filter(told).height:
+        return None
+    return NotAssessed(
+        "the export doesn't say which executable graph each launch ran",
+        "export again with nsys, all columns",
+    )
 
 
 def unrecorded_calls(trace: Trace) -> int:
@@ -85,7 +183,8 @@ def _no_gpu_work(trace: Trace) -> NotAssessed | None:
         return None
     calls = trace.runtime_calls.filter(pl.col("kind") != "noise").height
     launched = trace.launches.filter(
-        ~pl.col("kind").str.contains("memset") & (pl.col("return_value") == 0)
+        ~pl.col("kind").str.contains("memset")
+        & (pl.col("return_value").fill_null(0) == 0)
     ).height
     told = _told_by_profiler(trace)
     if launched:
@@ -125,7 +224,7 @@ def _told_by_profiler(trace: Trace) -> str:
 
 def _lost_work(trace: Trace) -> list[Defect]:
     """Launches that succeeded and left no row of GPU work."""
-    calls = trace.launches.filter(pl.col("return_value") == 0)
+    calls = trace.launches.filter(pl.col("return_value").fill_null(0) == 0)
     alone = calls.join(trace.gpu_ops, on=["pid", "correlation_id"], how="anti")
     if alone.height < MIN_LOST:
         return []
@@ -143,6 +242,8 @@ def _lost_work(trace: Trace) -> list[Defect]:
                 "let the program end by itself, or call cudaProfilerStop before it "
                 "is stopped; record with a current nsys",
                 _places(lost, "{} without a row of GPU work", "name"),
+                hides=Hidden.WORK,
+                share=lost.height / launched,
             )
         )
     graphs, lost = calls.filter(is_graph).height, alone.filter(is_graph)
@@ -154,6 +255,10 @@ def _lost_work(trace: Trace) -> list[Defect]:
                 f"{lost.height} of {graphs} graph launches left no row of GPU work",
                 "record with --cuda-graph-trace=node, or with nsys 2024.2 or newer",
                 _places(lost, "{} without a row of GPU work", "name"),
+                hides=Hidden.WORK,
+                # How much work a graph holds isn't known: a few at the end are little.
+                share=lost.height
+                / (graphs if graphs >= MIN_LOST_SHARE * calls.height else calls.height),
             )
         )
     return found
@@ -188,8 +293,15 @@ def _lost_calls(trace: Trace) -> list[Defect]:
             "call that issued them",
             "record the program from its start to its end, and export all of it",
             _places(alone, "{} without its API call", "kind"),
+            hides=Hidden.CALLS,
+            share=alone.height / ops.height,
         )
     ]
+
+
+def _part_lost(trace: Trace, table: str, lost: int) -> float:
+    kept: pl.DataFrame = getattr(trace, table)
+    return lost / (lost + kept.height)
 
 
 def _matters(lost: int, total: int) -> bool:
@@ -226,6 +338,8 @@ def _invalid_rows(trace: Trace) -> list[Defect]:
             total,
             f"rows without usable times were left out ({names})",
             "record again with a current nsys",
+            hides=Hidden.ANY,
+            share=max(_part_lost(trace, name, n) for name, n in dropped.items() if n),
         )
     ]
 
@@ -244,6 +358,8 @@ def _holes(trace: Trace) -> list[Defect]:
                 f"at least {missing} API calls were not recorded, although all APIs "
                 "were traced",
                 "record a shorter run, or with a current nsys",
+                hides=Hidden.CALLS,
+                share=missing / (missing + calls.height),
             )
         ]
     if not missing or trace.call_kinds.isdisjoint(L2_CALLS) or l2_marks(trace).any:
@@ -295,7 +411,8 @@ def _overhead(trace: Trace) -> list[Defect]:
         return []
     threads = trace.runtime_calls["pid", "tid"].unique()
     rows = rows.join(threads, on=["pid", "tid"], how="semi")
-    worst: tuple[float, int, Region] | None = None
+    worst: tuple[float, int] | None = None
+    idle_share = 0.0
     parts: list[pl.DataFrame] = []
     for pid, region in judged.items():
         here = rows.filter(
@@ -304,16 +421,21 @@ def _overhead(trace: Trace) -> list[Defect]:
             & (pl.col("end_ns") > region.start_ns)
         )
         spans = union(column(here, "start_ns"), column(here, "end_ns"))
-        lost = spans.clip(region.start_ns, region.end_ns).total_ns
+        spans = spans.clip(region.start_ns, region.end_ns)
+        lost = spans.total_ns
         share = lost / max(1, region.duration_ns)
         if share <= MIN_OVERHEAD_SHARE:
             continue
         parts.append(here)
-        if worst is None or share > worst[0]:
-            worst = (share, lost, region)
+        worst = max(worst or (share, lost), (share, lost))
+        # What the GPU did meanwhile is as it would have been.
+        ops = trace.gpu_ops.filter(pl.col("pid") == pid)
+        working = spans & union(column(ops, "start_ns"), column(ops, "end_ns"))
+        idle = lost - working.total_ns
+        idle_share = max(idle_share, idle / max(1, region.duration_ns))
     if worst is None:
         return []
-    share, lost, _ = worst
+    share, lost = worst
     hit = pl.concat(parts)
     longest = hit.sort(pl.col("end_ns") - pl.col("start_ns"), descending=True)
     return [
@@ -335,6 +457,8 @@ def _overhead(trace: Trace) -> list[Defect]:
                 .head(_MAX_EVIDENCE)
                 .iter_rows()
             ),
+            hides=Hidden.TIME,
+            share=idle_share,
         )
     ]
 
@@ -383,6 +507,7 @@ class _Message(NamedTuple):
     """A message of the profiler, by a part of its text, and what it means.
 
     The number that the pattern captures is the count; without one, messages count.
+    ``share`` of the rows may be missing, as far as the message alone tells.
     """
 
     pattern: str
@@ -390,6 +515,7 @@ class _Message(NamedTuple):
     words: str
     recapture: str
     confidence: Confidence = Confidence.HIGH
+    share: float = 1.0
 
 
 _SMALLER = "record a shorter part of the run, and let the program end by itself"
@@ -423,6 +549,7 @@ _MESSAGES = (
         "size limit reached",
         "nsys reached its size limit: later events are missing",
         _SMALLER,
+        share=0.0,  # what was recorded until then is whole
     ),
     _Message(
         r"^Installed CUDA driver version .* is not supported by this build",
@@ -430,8 +557,10 @@ _MESSAGES = (
         "the CUDA driver is newer than this nsys supports: rows may be missing",
         "record with a current nsys",
         Confidence.MEDIUM,
+        share=MIN_LOST_SHARE,
     ),
 )
+_BUFFERS = r"CUPTI buffers: (?<got>[0-9]{1,9}) of (?<of>[0-9]{1,9})\."
 _INCOMPLETE = r"^Not all CUDA events might have been collected"
 _RANGE = r"^Profiling started due to "
 
@@ -458,7 +587,15 @@ def _told(trace: Trace) -> list[Defect]:
     messages = _messages(trace)
     texts = trace.diagnostics["text"]
     found = [
-        Defect(m.kind, count, m.words, m.recapture, confidence=m.confidence)
+        Defect(
+            m.kind,
+            count,
+            m.words,
+            m.recapture,
+            confidence=m.confidence,
+            hides=Hidden.ANY,
+            share=_share_told(trace, m, count),
+        )
         for m in _MESSAGES
         if messages[m.pattern] and (count := _count(texts, m.pattern))
     ]
@@ -475,6 +612,18 @@ def _told(trace: Trace) -> list[Defect]:
             )
         )
     return found
+
+
+def _share_told(trace: Trace, message: _Message, count: int) -> float:
+    """Which part of the rows a message says is missing, by its own numbers if any."""
+    if message.kind == "incomplete events dropped":
+        return count / (count + trace.gpu_ops.height)
+    if message.kind == "buffers not collected":
+        collected = trace.diagnostics["text"].str.extract_groups(_BUFFERS).struct
+        numbers = collected.unnest().drop_nulls().cast(pl.Int64)
+        shares = numbers.select(1 - pl.col("got") / pl.col("of").clip(1))
+        return max(0.0, *shares.to_series()) if shares.height else message.share
+    return message.share
 
 
 def _count(texts: pl.Series, pattern: str) -> int:
@@ -523,9 +672,27 @@ def _partial(trace: Trace) -> list[Defect]:
     return found
 
 
+def _newer(trace: Trace) -> list[Defect]:
+    """An export whose layout may hold more than streamlint reads."""
+    version = re.match(r"([0-9]{1,9})\.([0-9]{1,9})", trace.capture.schema or "")
+    if version is None or (int(version[1]), int(version[2])) <= NEWEST_SCHEMA:
+        return []
+    known = ".".join(str(number) for number in NEWEST_SCHEMA)
+    return [
+        Defect(
+            "newer export",
+            1,
+            f"the export's schema {version[0]} is newer than {known}, the newest "
+            "that streamlint knows: what is new in it was not read",
+            "update streamlint, or export with the nsys of an older CUDA toolkit",
+            confidence=Confidence.LOW,
+        )
+    ]
+
+
 _CHECKS: tuple[Callable[[Trace], list[Defect]], ...] = (
     *(_lost_work, _lost_calls, _told, _invalid_rows, _holes, _partial),
-    *(_overhead, _inflated_launches),
+    *(_overhead, _inflated_launches, _newer),
 )
 
 

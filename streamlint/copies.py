@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from streamlint.changes import Change
+from streamlint.findings import NotAssessed
 from streamlint.intervals import Int64
 from streamlint.replay import Edge, replay_of
 from streamlint.replay.devices import pinned_rate
@@ -101,6 +102,17 @@ def at_pinned_rate(trace: Trace, ops: Int64, unknown: float | None = None) -> In
     )
     recorded = pl.Series(graph.op_duration[ops], dtype=pl.Float64)
     return took.zip_with(took.is_not_null(), recorded).cast(pl.Int64).to_numpy()
+
+
+def memory_unknown(copies: pl.DataFrame) -> NotAssessed | None:
+    """Why it can't be told what memory copies used (rows of `host_copies`)."""
+    unknown = copies.filter(pl.col("host_kind") == "unknown").height
+    if not unknown:
+        return None
+    return NotAssessed(
+        f"the export doesn't say what memory {unknown} asynchronous copies used",
+        "export again with nsys, record with -t cuda",
+    )
 
 
 def size_words(size_bytes: int) -> str:

@@ -8,6 +8,8 @@ real fault look small.
 
 from __future__ import annotations
 
+import polars as pl
+
 from streamlint.changes import Change
 from streamlint.findings import Claim, Cost, Severity
 from streamlint.replay import Replay, replay_of
@@ -40,7 +42,8 @@ def price_change(
     """What the replay saves with ``change`` made, or ``direct`` where it can't tell.
 
     Bounds carry the replay's own error: an upper bound is raised and a lower bound
-    lowered by it, in proportion to the saving.
+    lowered by it, in proportion to the saving. Where the replay can't know which
+    kernels fit on the GPU together, a what-if is an upper bound.
     """
     replay = replay_of(trace)
     if not trusted(replay):
@@ -48,6 +51,8 @@ def price_change(
         return Cost(
             direct.claim, direct.ns, direct.share, f"{off}, so: {direct.method}"
         )
+    if claim is Claim.WHAT_IF and trace.derived(_overlap_unknown):
+        claim = Claim.UPPER_BOUND
     saving = max(0, replay.saving_ns(replay.run([change]), region))
     margin = 2 * abs(replay.error) * saving
     if claim is Claim.UPPER_BOUND:
@@ -55,6 +60,13 @@ def price_change(
     elif claim is Claim.LOWER_BOUND:
         saving = max(0, round(saving - margin))
     return price(claim, saving, region, f"replay of the run: {method}")
+
+
+def _overlap_unknown(trace: Trace) -> bool:
+    """Whether kernels of unknown size run on several streams."""
+    kernels = trace.gpu_ops.filter(pl.col("kind") == "kernel")
+    streams = kernels.select(pl.struct("pid", "stream_id").n_unique()).item()
+    return streams > 1 and kernels["sm_fraction"].null_count() > 0
 
 
 def trusted(replay: Replay) -> bool:

@@ -13,7 +13,7 @@ import polars as pl
 
 from streamlint.baseline import Baseline, Entry, Standing
 from streamlint.changes import Change
-from streamlint.completeness import no_gpu_work
+from streamlint.completeness import mostly_lost, no_gpu_work, weighed
 from streamlint.cost import trusted
 from streamlint.errors import StreamlintError
 from streamlint.findings import (
@@ -213,9 +213,13 @@ def _judge(trace: Trace, rule: Rule) -> Judgement:
         unable = None if rule.judges_capture else no_gpu_work(trace)
         for name in rule.needs:
             unable = unable or trace.missing(name)
+        if unable is None and not rule.judges_capture:
+            unable = mostly_lost(trace, rule.needs)
         if unable is not None:
             return Judgement(rule, not_assessed=unable)
         outcome = rule.check(trace)
+        if not isinstance(outcome, NotAssessed) and not rule.judges_capture:
+            outcome = weighed(trace, rule.needs, outcome)
         if isinstance(outcome, NotAssessed):
             return Judgement(rule, not_assessed=outcome)
         return Judgement(rule, findings=_told_apart(rule, outcome))

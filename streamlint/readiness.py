@@ -45,11 +45,10 @@ def ready(graph: Graph, held_by: Edge) -> Int64:
     Its call had returned and all else it waits for was done. An operation whose call
     wasn't recorded counts as ready when it started.
     """
-    issued = np.where(
-        graph.issue_call >= 0,
-        np.minimum(graph.call_end[graph.issue_call], graph.op_start),
-        graph.op_start,
-    )
+    issued = graph.op_start.copy()
+    called = graph.issue_call >= 0
+    returned = graph.call_end[graph.issue_call[called]]
+    issued[called] = np.minimum(returned, issued[called])
     others = [kind for kind in Edge if kind is not held_by]
     free: Int64 = np.maximum(issued, released(graph, others))
     return free

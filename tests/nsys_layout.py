@@ -9,7 +9,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Row = dict[str, Any]
 NO_ID = 4_294_967_295
@@ -134,30 +134,79 @@ def python_payload(keys: Sequence[tuple[int, int, int]], *, as_json: bool) -> Ro
     return {"jsonText": text, "binaryData": blob}
 
 
+Layout = Mapping[str, Sequence[str]]
+
+
+class Build(NamedTuple):
+    """One nsys that exported: its schema, and its tables with their columns.
+
+    Exports leave out tables without rows, so an old one may lack what its nsys knew.
+    """
+
+    product: str
+    schema: str | None
+    layout: Layout
+
+
+def builds() -> dict[str, Build]:
+    """Builds of nsys by product version, oldest first, from real exports."""
+    path = Path(__file__).parent / "data/schema_columns.json"
+    stored = json.loads(path.read_text("utf-8"))
+
+    def columns(name: str) -> list[str]:
+        table, _, variant = name.partition("#")
+        text: str = stored["tables"][table][int(variant or 0)]
+        return text.split()
+
+    return {
+        product: Build(
+            product,
+            build["schema"],
+            {t.partition("#")[0]: columns(t) for t in build["tables"].split()},
+        )
+        for product, build in stored["builds"].items()
+    }
+
+
+def column_names(columns: Sequence[str]) -> list[str]:
+    """The bare names of the columns of a layout."""
+    return [re.split("[:!]", column)[0] for column in columns]
+
+
 def write_tables(
-    path: Path, layout: Mapping[str, Sequence[str]], rows: Mapping[str, Sequence[Row]]
+    path: Path,
+    layout: Layout,
+    rows: Mapping[str, Sequence[Row]],
+    *,
+    empty: bool = False,
 ) -> None:
-    """A database with the tables of ``layout`` that have rows."""
+    """A database with the tables of ``layout`` that have rows, or with all of them."""
     path.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA synchronous=OFF")
         for table, columns in layout.items():
-            if rows.get(table):
-                _write_table(db, table, columns, rows[table])
+            if empty or rows.get(table):
+                _write_table(db, table, columns, rows.get(table, ()))
         db.commit()
+
+
+def _default(column: str) -> int | str | None:
+    if not column.endswith("!"):
+        return None
+    return "" if ":TEXT" in column else 0
 
 
 def _write_table(
     db: sqlite3.Connection, table: str, columns: Sequence[str], rows: Sequence[Any]
 ) -> None:
-    names = [re.split("[:!]", column)[0] for column in columns]
+    names = column_names(columns)
     declared = []
     for name, column in zip(names, columns, strict=True):
         kind = column.partition(":")[2].rstrip("!") or "INTEGER"
         null = " NOT NULL" if column.endswith("!") else ""
         key = " PRIMARY KEY" if (table, name) == ("StringIds", "id") else ""
         declared.append(f'"{name}" {kind}{null}{key}')
-    empty = [0 if column.endswith("!") else None for column in columns]
+    empty = [_default(column) for column in columns]
     db.execute(f'CREATE TABLE "{table}" ({", ".join(declared)})')
     marks = ", ".join("?" * len(names))
     db.executemany(

@@ -9,16 +9,19 @@ from pathlib import Path
 
 import pytest
 from tracebuilder import TraceBuilder
+from typer.testing import CliRunner
 
+from streamlint.cli import app
 from streamlint.completeness import Defect, defects, no_gpu_work, unrecorded_calls
-from streamlint.engine import lint
+from streamlint.engine import Judgement, lint
 from streamlint.findings import Claim, Confidence, Finding, NotAssessed, Severity
-from streamlint.registry import all_rules
+from streamlint.registry import all_rules, find
 from streamlint.rules.capture.capture_not_evaluable import capture_not_evaluable
 from streamlint.trace import open_trace
 from streamlint.trace.model import Trace
 from streamlint.trace.tables import NO_ID
 
+BLOCKING = "launch-blocking"  # any rule that these programs give no reason to speak
 Open = Callable[[TraceBuilder], Trace]
 
 
@@ -391,6 +394,208 @@ def test_call_stacks_of_launches_inflate_them_those_of_waits_do_not(
 
     assert (defect.kind, defect.count) == ("call stacks of launches", 4)
     assert defect.words.startswith("call stacks were taken at 4 of 24 launches")
+
+
+# What that means for the rules -----------------------------------------------------
+
+
+def judged(trace: Trace, rule: str) -> Judgement:
+    (judgement,) = lint(trace, [find(rule)]).judgements
+    assert judgement.crashed is None, judgement.crashed
+    return judgement
+
+
+def without_gpu_rows(share: float, of: int = 100) -> TraceBuilder:
+    """A loop of kernels of which that share left no row, spread over the run."""
+    builder = program(of)
+    rows = builder.rows["CUPTI_ACTIVITY_KIND_KERNEL"]
+    lost = round(share * of)
+    del rows[:: of // lost]
+    assert len(rows) == of - lost
+    return builder
+
+
+@pytest.mark.parametrize(
+    ("share", "reason"),
+    [
+        (0.05, None),
+        (0.2, "nothing was found, but 20 of 100 launches and copies left no row"),
+        (0.5, "50 of 100 launches and copies left no row of GPU work"),
+    ],
+)
+def test_finding_nothing_counts_less_the_more_is_lost(
+    share: float, reason: str | None, opened: Open
+) -> None:
+    unable = judged(opened(without_gpu_rows(share)), BLOCKING).not_assessed
+
+    assert (unable is None) == (reason is None)
+    if unable is not None:
+        assert unable.reason.startswith(str(reason))
+        assert "cudaProfilerStop" in unable.recapture
+
+
+def test_rules_that_read_no_calls_do_not_miss_them(opened: Open) -> None:
+    builder = program()
+    for i in range(80):
+        at = 600 + 20 * i
+        builder.kernel("step", stream=13, start=at, end=at + 5, issue=None)
+    trace = opened(builder)
+
+    assert judged(trace, "copy-compute-not-overlapped").not_assessed is None
+    unable = judged(trace, BLOCKING).not_assessed
+    assert unable is not None
+    assert unable.reason.startswith("80 of 100 GPU operations have no row of the API")
+
+
+def pageable(builder: TraceBuilder) -> None:
+    for i in range(10):
+        at = 3000 + 200 * i
+        builder.memcpy(
+            "HtoD", 1 << 20, src="pageable", stream=13, start=at, end=at + 80,
+            issue=(at - 9, at + 90),
+        )  # fmt: skip
+
+
+def certainty(trace: Trace) -> Confidence:
+    (finding,) = judged(trace, "pageable-async-copy").findings
+    return finding.confidence
+
+
+LESS = [
+    pytest.param(
+        "CUPTI buffers: 45 of 50. Some CUPTI events might be missing.", id="10"
+    ),
+    pytest.param("Number of incomplete CUPTI events dropped: 9", id="dropped"),
+    pytest.param("Couldn't allocate CUPTI bufer 4 times", id="not allocated"),
+    pytest.param("Error when processing events: x", id="not read"),
+    pytest.param(
+        "Installed CUDA driver version (13.3) is not supported by this build", id="new"
+    ),
+]
+
+
+@pytest.mark.parametrize("text", LESS)
+def test_what_the_profiler_lost_makes_findings_less_certain(
+    text: str, opened: Open
+) -> None:
+    builder = program()
+    pageable(builder)
+    assert certainty(opened(builder)) is Confidence.HIGH
+    builder.diagnostic("warning", text)
+
+    assert certainty(opened(builder)) is Confidence.MEDIUM
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Number of CUPTI events produced: 31, CUPTI buffers: 50.",
+        "Reached the size limit on recording trace events",
+        "Not all CUDA events might have been collected.",
+    ],
+)
+def test_what_ended_early_is_certain_until_then(text: str, opened: Open) -> None:
+    builder = program()
+    pageable(builder)
+    builder.diagnostic("warning", text)
+
+    assert certainty(opened(builder)) is Confidence.HIGH
+
+
+@pytest.mark.parametrize(
+    ("text", "tells"),
+    [
+        ("Error when processing events: x", False),
+        ("Couldn't allocate CUPTI bufer 4 times", False),
+        ("CUPTI buffers: 40 of 50. Some CUPTI events might be missing.", False),
+        ("CUPTI buffers: 49 of 50. Some CUPTI events might be missing.", True),
+        ("Number of incomplete CUPTI events dropped: 1", True),
+        ("Number of incomplete CUPTI events dropped: 30", False),
+    ],
+)
+def test_finding_nothing_beside_losses(text: str, tells: bool, opened: Open) -> None:
+    builder = program()
+    builder.diagnostic("warning", text)
+
+    unable = judged(opened(builder), BLOCKING).not_assessed
+
+    assert (unable is None) is tells
+    if unable is not None:
+        assert unable.reason.startswith("nothing was found, but nsys ")
+
+
+@pytest.mark.parametrize(
+    ("took", "certain"), [(10, Confidence.HIGH), (30, Confidence.MEDIUM)]
+)
+def test_time_of_the_profiler_blurs_costs(
+    took: int, certain: Confidence, opened: Open
+) -> None:
+    builder = TraceBuilder()
+    builder.diagnostic("info", "Profiling has started.")
+    builder.stream(13, flag=2)
+    pageable(builder)  # the GPU idles 120 of each 200 us
+    for i in range(9):
+        builder.overhead("CUPTI Buffer flush", 3095 + 200 * i, 3095 + took + 200 * i)
+
+    assert certainty(opened(builder)) is certain
+
+
+def test_time_of_the_profiler_beside_a_working_gpu_is_as_it_was(opened: Open) -> None:
+    builder = program()
+    builder.rows["CUPTI_ACTIVITY_KIND_KERNEL"][-1]["end"] = 1_000_000
+    builder.overhead("CUDA profiling data flush on cudaProfilerStop", 500, 990)
+    trace = opened(builder)
+
+    assert "(54%)" in only(defects(trace)).words
+    assert judged(trace, BLOCKING).not_assessed is None
+
+
+def test_mostly_the_time_of_the_profiler(opened: Open) -> None:
+    builder = program()  # judged from 100 to 490 us, idle every other 10 us
+    last = builder.rows["CUPTI_ACTIVITY_KIND_KERNEL"][-1]
+    last |= {"start": last["start"] + 1_000_000, "end": last["end"] + 1_000_000}
+    builder.overhead("CUPTI Buffer flush", 500, 1400)
+
+    unable = judged(opened(builder), BLOCKING).not_assessed
+
+    assert unable is not None
+    assert unable.reason.startswith("nothing was found, but the profiler itself took")
+
+
+def test_invalid_rows_are_rows_that_a_rule_lacks(opened: Open) -> None:
+    builder = program()
+    for row in builder.rows["CUPTI_ACTIVITY_KIND_KERNEL"][:2]:
+        row["start"] = row["end"] = 0
+    trace = opened(builder)  # 2 of 20 rows are invalid
+
+    unable = judged(trace, BLOCKING).not_assessed
+
+    assert unable is not None
+    assert "rows without usable times were left out (2 of kernels)" in unable.reason
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("true", "forked workers recorded"),
+        ("false", "forked workers not recorded"),
+        (None, "not stated if workers are recorded"),
+    ],
+)
+def test_info_says_who_is_not_in_the_trace(
+    value: str | None, words: str, tmp_path: Path
+) -> None:
+    builder = program()
+    builder.process(200, "./launcher")
+    with builder.at(pid=200):
+        builder.call("cudaGetDeviceCount", 50)
+    builder.option("TRACE_AFTER_FORK_BEFORE_EXEC", value, plain=value is not None)
+    path = builder.write(tmp_path / "t.sqlite")
+
+    done = CliRunner().invoke(app, ["info", str(path)])
+
+    assert words in done.output
+    assert "app (100), launcher (200, no GPU work)" in done.output
 
 
 # What the profiler said -------------------------------------------------------------

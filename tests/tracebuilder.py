@@ -33,6 +33,7 @@ from nsys_layout import (
     PYTHON_DOMAIN,
     SEVERITIES,
     VERSIONS,
+    Build,
     Row,
     api_name,
     python_payload,
@@ -513,6 +514,23 @@ class TraceBuilder:
     def write(self, path: Path) -> Path:
         """Write the export; the builder stays usable."""
         product, version = VERSIONS[self.schema]
+        write_tables(path, self.layout, self._all_rows(product, version))
+        return path
+
+    def write_as(self, build: Build, path: Path) -> Path:
+        """Write the exact tables and columns of a build, with what fits of the rows."""
+        rows = self._all_rows(build.product, build.schema or "")
+        rows["EXPORT_META_DATA"] = rows["META_DATA_EXPORT"]
+        rows["TARGET_INFO_CUDA_NULL_STREAM"] = [
+            {**row, "streamId": row["nullStreamId"]}
+            for row in rows["TARGET_INFO_CUDA_CONTEXT_INFO"]
+        ]
+        if "graphNodeId!" in build.layout.get("CUDA_GRAPH_EVENTS", ()):
+            rows["CUDA_GRAPH_EVENTS"] = rows.get("CUDA_GRAPH_NODE_EVENTS", [])
+        write_tables(path, build.layout, rows, empty=True)
+        return path
+
+    def _all_rows(self, product: str, version: str) -> dict[str, list[Row]]:
         export = {
             "EXPORT_PRODUCT_VERSION": product,
             "EXPORT_SCHEMA_VERSION": version,
@@ -525,15 +543,13 @@ class TraceBuilder:
             kinds = [self._options["CAPTURE_EVENT_TYPE"]]
         options = [("CAPTURE_EVENT_TYPE", kind) for kind in kinds]
         options += [(f"PROCESS_0:{k}", v) for k, v in self._options.items()]
-        rows = {
+        return {
             **self.rows,
             "StringIds": [{"id": k, "value": v} for v, k in self._strings.items()],
             "META_DATA_EXPORT": _pairs(export.items()),
             "META_DATA_CAPTURE": _pairs(options)
             + self.rows.get("META_DATA_CAPTURE", []),
         }
-        write_tables(path, self.layout, rows)
-        return path
 
     def _ids(self, **more: int) -> dict[str, int]:
         ids = {"hwId": 0, "vmId": 1, "processId": self._here.pid}

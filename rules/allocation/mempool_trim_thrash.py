@@ -67,7 +67,9 @@ def mempool_trim_thrash(trace: Trace) -> Outcome:
     for pid, region in regions(trace).items():
         if allocs.filter(region.holds()).height < trace.limit(MIN_TRIMS):
             continue
-        if trace.pool_events.is_empty() and trace.capture.memory_usage is not True:
+        if trace.pool_events.is_empty() and not (
+            trace.capture.memory_usage is True and trace.memory_events.height
+        ):
             return trace.missing("pool_events") or []
         own = allocs.filter(pl.col("pid") == pid)
         trims = _trims(trace, region, own)

@@ -23,7 +23,9 @@ def capture_not_evaluable(trace: Trace) -> Outcome:
         work was recorded at all, no rule can be judged, and this one says why.
     Why it costs time
         It costs no time in the program. It costs trust: a rule that finds nothing
-        in half a recording has not shown that there is nothing.
+        in half a recording has not shown that there is nothing. So where 1 % of the
+        rows that a rule needs may be missing, its findings are less certain; from
+        10 % on, finding nothing counts as not assessed; from half on, all does.
     Evidence
         Counts of rows that lack their partner, holes in the correlation ids, and
         the messages of the profiler, which are known by their first words and

@@ -156,7 +156,7 @@ def _unused(
         & (pl.col("hit_ratio") > 0)
     )
     calls = trace.runtime_calls.join(set_asides, on="pid", how="semi").filter(
-        pl.col("kind").is_in(_WINDOW_CALLS) & (pl.col("return_value") == 0)
+        pl.col("kind").is_in(_WINDOW_CALLS) & (pl.col("return_value").fill_null(0) == 0)
     )
     kept = set_asides.filter(pl.col("bytes") > 0)
     # A window that was set stays set, so one set before the mark counts as well.

@@ -7,8 +7,9 @@ import polars as pl
 
 from streamlint.blocking import launches_block
 from streamlint.changes import Change
+from streamlint.completeness import sizes_unknown
 from streamlint.cost import price, severity_of
-from streamlint.findings import Claim, Confidence, Evidence, Finding
+from streamlint.findings import Claim, Confidence, Evidence, Finding, NotAssessed
 from streamlint.held import in_issue_order, price_without_delay, without_delay
 from streamlint.intervals import union
 from streamlint.replay import replay_of
@@ -81,8 +82,18 @@ def carveout_switch_serialization(trace: Trace) -> Outcome:
         of the compute capability.
     """
     findings: list[Finding] = []
-    if trace.kernels["shared_executed_bytes"].drop_nulls().n_unique() < 2:
+    executed, streams = trace.kernels.select(
+        pl.col("shared_executed_bytes").drop_nulls().n_unique(),
+        pl.struct("pid", "stream_id").n_unique(),
+    ).row(0)
+    if not executed and streams > 1:
+        return NotAssessed(
+            "the export doesn't say with which shared memory configuration kernels ran",
+            "export again with nsys, all tables and columns",
+        )
+    if executed < 2:
         return findings
+    unable: NotAssessed | None = None
     for pid, region in regions(trace).items():
         kernels = _kernels(trace, pid)
         several = ("stream_id", "shared_executed_bytes")
@@ -99,8 +110,10 @@ def carveout_switch_serialization(trace: Trace) -> Outcome:
             alike = delayed.filter(pl.col("shared_executed_bytes").is_in((low, high)))
             most = trace.limit(MIN_HELD_SHARE) * alike.height
             if here.height >= max(trace.limit(MIN_HELD), most):
-                findings.append(_finding(trace, region, here))
-    return findings
+                unsized = sizes_unknown(here)
+                unable = unsized or unable
+                findings += [] if unsized else [_finding(trace, region, here)]
+    return findings or unable or []
 
 
 def _kernels(trace: Trace, pid: int) -> pl.DataFrame:
@@ -163,7 +176,12 @@ def _held(kernels: pl.DataFrame, delayed: pl.DataFrame) -> pl.DataFrame:
         .filter(
             (pl.col("stream_id") != pl.col("other_stream_id"))
             & ((pl.col("last_ns") - pl.col("until_ns")).abs() <= close)
-            & (pl.col("sm_fraction") + pl.col("other_fraction") <= 1.0)
+            & (
+                # Of unknown size: the rule can't tell then.
+                pl.col("sm_fraction").fill_null(0.0)
+                + pl.col("other_fraction").fill_null(1.0)
+                <= 1.0
+            )
             & ~pl.col("after_wait")
             & (pl.col("stream_kind") != "null")
         )

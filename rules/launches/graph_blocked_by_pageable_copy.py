@@ -34,7 +34,7 @@ LAUNCH_NS = 70_000
 """A launch that nothing blocks, traced by node (H200)."""
 
 
-@rule(needs=("runtime_calls",))
+@rule(needs=("memcpys", "runtime_calls"))
 def graph_blocked_by_pageable_copy(trace: Trace) -> Outcome:
     """cudaGraphLaunch waits because the graph copies pageable host memory.
 
@@ -70,16 +70,8 @@ def graph_blocked_by_pageable_copy(trace: Trace) -> Outcome:
     findings: list[Finding] = []
     if launches.height < trace.limit(MIN_LAUNCHES):
         return findings
-    key = ["pid", "correlation_id"]
     pageable = pl.any_horizontal(pl.col("src_kind", "dst_kind") == "pageable")
-    copies = (
-        trace.memcpys.filter(pl.col("graph_node_id").is_not_null() & pageable)
-        .group_by(key, maintain_order=True)
-        .agg(pl.col("start_ns").min().alias("copy_ns"), pl.len().alias("copies"))
-    )
-    blocked = launches.join(
-        copies, on=key, how="inner", validate="1:1", maintain_order="left"
-    ).filter(pl.col("end_ns") >= pl.col("copy_ns"))
+    blocked = _during_copies(trace, launches, pageable)
     for region in concurrent_regions(trace).values():
         here = blocked.filter(region.holds())
         here = here.with_columns(sites(trace, here))
@@ -89,8 +81,38 @@ def graph_blocked_by_pageable_copy(trace: Trace) -> Outcome:
     return findings or _unknown(trace, launches) or []
 
 
+def _during_copies(
+    trace: Trace, launches: pl.DataFrame, of_memory: pl.Expr
+) -> pl.DataFrame:
+    """Launches still in the call as a copy of such memory in their graph began.
+
+    Adds copy_ns (when the first one began) and copies.
+    """
+    key = ["pid", "correlation_id"]
+    copies = (
+        trace.memcpys.filter(of_memory)
+        .join(launches, on=key, how="semi")
+        .group_by(key, maintain_order=True)
+        .agg(pl.col("start_ns").min().alias("copy_ns"), pl.len().alias("copies"))
+    )
+    return launches.join(
+        copies, on=key, how="inner", validate="1:1", maintain_order="left"
+    ).filter(pl.col("end_ns") >= pl.col("copy_ns"))
+
+
 def _unknown(trace: Trace, launches: pl.DataFrame) -> NotAssessed | None:
-    """Whole graphs that ran while their launch was still in the call."""
+    """Graphs of unknown copies that ran while their launch was still in the call."""
+    host = pl.coalesce(
+        pl.when(pl.col("copy_kind") == "HtoD").then("src_kind"),
+        pl.when(pl.col("copy_kind") == "DtoH").then("dst_kind"),
+    )
+    unknown = _during_copies(trace, launches, host == "unknown")
+    if unknown.height >= trace.limit(MIN_LAUNCHES):
+        return NotAssessed(
+            "the export doesn't say what memory the copies in "
+            f"{unknown.height} graphs used",
+            "export again with nsys, all columns",
+        )
     graphs = trace.graph_traces.select(
         "pid", "correlation_id", pl.col("end_ns").alias("done_ns")
     )

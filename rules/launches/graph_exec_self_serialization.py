@@ -7,6 +7,7 @@ import polars as pl
 
 from streamlint.blocking import concurrent_regions
 from streamlint.changes import Change
+from streamlint.completeness import graphs_unknown
 from streamlint.cost import price, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
 from streamlint.held import in_issue_order, price_without_delay, without_delay
@@ -70,8 +71,10 @@ def graph_exec_self_serialization(trace: Trace) -> Outcome:
     launched = trace.runtime_calls.filter(pl.col("kind") == "graph launch")
     in_graph = (pl.col("kind") == "graph") | pl.col("graph_node_id").is_not_null()
     streams = trace.gpu_ops.filter(in_graph)["stream_id"]
-    if launched.height <= trace.limit(MIN_HELD) or streams.n_unique() < 2:
+    if launched.height <= trace.limit(MIN_HELD):
         return findings
+    if streams.n_unique() < 2:
+        return graphs_unknown(trace) or findings
     for pid, region in concurrent_regions(trace).items():
         launches = _launches(trace, pid)
         shared = pl.col("stream_id").n_unique().over("exec") > 1

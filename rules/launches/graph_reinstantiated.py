@@ -8,8 +8,9 @@ import numpy as np
 import polars as pl
 
 from streamlint.changes import Change
+from streamlint.completeness import graphs_unknown
 from streamlint.cost import price, severity_of
-from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
+from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, NotAssessed
 from streamlint.intervals import Int64
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
@@ -90,6 +91,7 @@ def graph_reinstantiated(trace: Trace) -> Outcome:
         API, cudaGraphExecUpdate.
     """
     findings: list[Finding] = []
+    unable: NotAssessed | None = None
     if "graph instantiate" not in trace.call_kinds:
         return findings
     for region in regions(trace).values():
@@ -100,6 +102,7 @@ def graph_reinstantiated(trace: Trace) -> Outcome:
         updates = of_process.filter(pl.col("kind") == "graph update")["return_value"]
         failed = int((updates != 0).sum())
         uses = _uses(trace, region.pid)
+        unable = unable or graphs_unknown(trace)
         # A failed update tells that the program meant the same graph.
         shape = (
             ["site"] if failed >= trace.limit(MIN_INSTANTIATIONS) else ["site", "nodes"]
@@ -117,7 +120,7 @@ def graph_reinstantiated(trace: Trace) -> Outcome:
                 first = _first_launches(of_process, churn, nodes, uses)
                 calls = _Churn(churn, nodes, destroyed, first)
                 findings.append(_finding(trace, region, calls, failed))
-    return findings
+    return findings or unable or []
 
 
 @dataclass(frozen=True, slots=True)

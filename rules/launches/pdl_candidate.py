@@ -8,7 +8,14 @@ import polars as pl
 from streamlint.blocking import launches_block
 from streamlint.changes import Change
 from streamlint.cost import price, price_change, severity_of
-from streamlint.findings import Claim, Confidence, Evidence, Finding, Severity
+from streamlint.findings import (
+    Claim,
+    Confidence,
+    Evidence,
+    Finding,
+    NotAssessed,
+    Severity,
+)
 from streamlint.held import in_issue_order
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
@@ -63,22 +70,37 @@ def pdl_candidate(trace: Trace) -> Outcome:
         synchronization".
     """
     findings: list[Finding] = []
-    able = trace.gpus.filter(pl.col("compute_major") >= MIN_MAJOR)["gpu_id"]
-    if not len(able) or trace.kernels.height < trace.limit(MIN_PAIRS):
+    known = trace.gpus.drop_nulls("compute_major")
+    able = known.filter(pl.col("compute_major") >= MIN_MAJOR)["gpu_id"]
+    unknown = ~pl.col("gpu_id").is_in(known["gpu_id"].implode()).fill_null(value=False)
+    can = pl.col("gpu_id").is_in(able.implode()).fill_null(value=False) | unknown
+    used = trace.gpu_ops.filter((pl.col("kind") == "kernel") & can)
+    if used.height < trace.limit(MIN_PAIRS):
         return findings
+    unable: NotAssessed | None = None
     for pid, region in regions(trace).items():
         if launches_block(trace, pid):
             continue
-        pairs = _pairs(in_issue_order(trace, pid), able).filter(region.holds())
+        pairs = _pairs(in_issue_order(trace, pid), can).filter(region.holds())
         pairs = pairs.filter(pl.len().over("stream_id") >= trace.limit(MIN_PAIRS))
-        if pairs.height:
+        if pairs.filter(unknown).height:
+            unable = NotAssessed(
+                "the export doesn't say which compute capability the GPU has; "
+                f"programmatic launches need {MIN_MAJOR}.0",
+                "export again with nsys 2021.3 or newer, all tables and columns",
+            )
+        elif pairs.height:
             findings.append(_finding(trace, region, pairs))
     # Gaps beside a busy host or other streams cost nothing: most programs have some.
-    return [found for found in findings if found.severity is not Severity.INFO]
+    findings = [found for found in findings if found.severity is not Severity.INFO]
+    return findings or unable or []
 
 
-def _pairs(ordered: pl.DataFrame, able: pl.Series) -> pl.DataFrame:
-    """Second kernels of the pairs, columns of gpu_ops with gap_ns and before_end_ns."""
+def _pairs(ordered: pl.DataFrame, able: pl.Expr) -> pl.DataFrame:
+    """Second kernels of the pairs, columns of gpu_ops with gap_ns and before_end_ns.
+
+    ``able`` selects operations of GPUs that may have programmatic launches.
+    """
     alone = (pl.col("kind") == "kernel") & pl.col("graph_node_id").is_null()
     pairs = (
         ordered.with_columns(alone.alias("alone"))
@@ -96,7 +118,7 @@ def _pairs(ordered: pl.DataFrame, able: pl.Series) -> pl.DataFrame:
     return pairs.filter(
         pl.col("gap_ns").is_between(MIN_GAP_NS, MAX_GAP_NS)
         & (pl.col("issue_end_ns") <= pl.col("before_end_ns"))
-        & pl.col("gpu_id").is_in(able.implode())
+        & able
         & ~pl.col("after_wait")
         & ~pl.any_horizontal(pl.col("name", "before_name").is_in(known.implode()))
     )

@@ -6,8 +6,17 @@ import polars as pl
 
 from streamlint.blocking import launches_block
 from streamlint.changes import Change
+from streamlint.completeness import sizes_unknown
 from streamlint.cost import price, price_change
-from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
+from streamlint.findings import (
+    Claim,
+    Confidence,
+    Cost,
+    Evidence,
+    Finding,
+    NotAssessed,
+    Severity,
+)
 from streamlint.held import in_issue_order
 from streamlint.intervals import union
 from streamlint.replay import Edge, replay_of
@@ -80,21 +89,30 @@ def underfilled_serial_kernels(trace: Trace) -> Outcome:
         CUDA C++ Programming Guide, "Concurrent kernel execution".
     """
     findings: list[Finding] = []
+    unable: NotAssessed | None = None
     for pid, region in regions(trace).items():
-        small = (pl.col("pid") == pid) & (
-            pl.col("sm_fraction") < trace.limit(MAX_FRACTION)
-        )
+        small = (pl.col("pid") == pid) & _small(trace)
         if not _matters(trace, trace.gpu_ops.filter(small & region.holds()), region):
             continue
         if launches_block(trace, pid):
             continue
         ordered = _with_neighbours(trace, in_issue_order(trace, pid))
         runs = _runs(trace, ordered).filter(region.holds())
-        if _matters(trace, runs, region):
+        if not _matters(trace, runs, region):
+            continue
+        if unsized := sizes_unknown(runs):
+            unable = unsized
+        else:
             gain = _speed_up(trace, ordered)
             if gain is None or gain >= trace.limit(MIN_SPEED_UP):
                 findings.append(_finding(trace, region, runs, gain))
-    return [finding for finding in findings if finding.cost.ns != 0]
+    return [finding for finding in findings if finding.cost.ns != 0] or unable or []
+
+
+def _small(trace: Trace) -> pl.Expr:
+    """Kernels that leave room; those of unknown size do, for all that is known."""
+    fraction = pl.col("sm_fraction").fill_null(0.0)
+    return (pl.col("kind") == "kernel") & (fraction < trace.limit(MAX_FRACTION))
 
 
 def _matters(trace: Trace, kernels: pl.DataFrame, region: Region) -> bool:
@@ -116,9 +134,8 @@ def _with_neighbours(trace: Trace, ordered: pl.DataFrame) -> pl.DataFrame:
         .alias("before"),
     )
     small = (
-        (pl.col("kind") == "kernel")
+        _small(trace)
         & pl.col("graph_node_id").is_null()
-        & (pl.col("sm_fraction") < trace.limit(MAX_FRACTION))
         & ~pl.col("call").fill_null("").str.contains("Cooperative")
     )
     return by_start.with_columns(

@@ -8,9 +8,17 @@ from itertools import combinations
 import polars as pl
 
 from streamlint.blocking import concurrent_regions
-from streamlint.copies import host_copies, size_words
+from streamlint.copies import host_copies, memory_unknown, size_words
 from streamlint.cost import price, severity_of
-from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
+from streamlint.findings import (
+    Claim,
+    Confidence,
+    Cost,
+    Evidence,
+    Finding,
+    NotAssessed,
+    Severity,
+)
 from streamlint.intervals import Intervals, union
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
@@ -93,6 +101,7 @@ def copy_compute_not_overlapped(trace: Trace) -> Outcome:
         computation"; CUDA C++ Programming Guide, "Overlapping behavior".
     """
     findings: list[Finding] = []
+    unable: NotAssessed | None = None
     copies = host_copies(trace)
     for region in concurrent_regions(trace).values():
         own = trace.gpu_ops.filter(region.holds())
@@ -102,14 +111,16 @@ def copy_compute_not_overlapped(trace: Trace) -> Outcome:
             here = copies.filter(
                 region.holds() & pl.col("device_id").eq_missing(device)
             )
-            if here["integrated"].any() or _mostly_pageable(here):
+            if here["integrated"].any() or _mostly(here, ("pageable",)):
                 continue
+            unknown = _mostly(here, ("pageable", "unknown"))
             chain = _chain(trace, ops, region, _copy_engines(trace, ops))
             if chain is not None:
                 finding = _finding(trace, region, chain)
                 if finding.severity is not Severity.INFO:
-                    findings.append(finding)
-    return findings
+                    unable = memory_unknown(here) if unknown else unable
+                    findings += [] if unknown else [finding]
+    return findings or unable or []
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +147,10 @@ def _copy_engines(trace: Trace, ops: pl.DataFrame) -> int:
     return next(known, 1)
 
 
-def _mostly_pageable(copies: pl.DataFrame) -> bool:
-    """Whether most copy time isn't known to use page-locked or managed memory."""
+def _mostly(copies: pl.DataFrame, kinds: tuple[str, ...]) -> bool:
+    """Whether most copy time is that of these kinds of host memory."""
     took = pl.col("end_ns") - pl.col("start_ns")
-    slow = pl.col("host_kind").is_in(("pageable", "unknown"))
+    slow = pl.col("host_kind").is_in(kinds)
     all_ns, slow_ns = copies.select(
         took.sum().alias("all"), took.filter(slow).sum().alias("slow")
     ).row(0)

@@ -8,6 +8,7 @@ from itertools import combinations
 import numpy as np
 import polars as pl
 
+from streamlint.completeness import sizes_unknown
 from streamlint.cost import price, severity_of
 from streamlint.findings import (
     Claim,
@@ -15,6 +16,7 @@ from streamlint.findings import (
     Cost,
     Evidence,
     Finding,
+    NotAssessed,
     Where,
 )
 from streamlint.intervals import Intervals, union
@@ -49,7 +51,7 @@ MAX_TOGETHER = 1.1
 """Kernels that run together run for longer, in sum, than the time that passes."""
 
 
-@rule(needs=("kernels",))
+@rule(needs=("kernels", "runtime_calls"))
 def cross_context_serialization(trace: Trace) -> Outcome:
     """Kernels of several processes take turns on one GPU that has room for all.
 
@@ -82,18 +84,36 @@ def cross_context_serialization(trace: Trace) -> Outcome:
     """
     green = trace.contexts.filter("is_green").select("pid", "context_id")
     kernels = trace.gpu_ops.filter(
-        (pl.col("kind") == "kernel")
-        & pl.col("gpu_id").is_not_null()
-        & (pl.col("green_context_id").fill_null(0) == 0)
+        (pl.col("kind") == "kernel") & (pl.col("green_context_id").fill_null(0) == 0)
     ).join(green, on=["pid", "context_id"], how="anti", nulls_equal=True)
     context = pl.struct("pid", "context_id")
     shared = kernels.filter(context.n_unique().over("gpu_id") > 1)
     findings: list[Finding] = []
-    for _, here in shared.group_by("gpu_id", maintain_order=True):
-        if _overlapping_runs(here):
-            turns = _turns(trace, here)
-            findings += [_finding(trace, turns)] if turns else []
-    return findings
+    unable: NotAssessed | None = None
+    for (gpu,), here in shared.group_by("gpu_id", maintain_order=True):
+        if not _overlapping_runs(here):
+            continue
+        if gpu is None:
+            unable = _unknown_gpu(here) or unable
+            continue
+        turns = _turns(trace, here)
+        if turns is not None:
+            unsized = sizes_unknown(here)
+            unable = unsized or unable
+            fits = turns.asked <= 1 and not unsized
+            findings += [_finding(trace, turns)] if fits else []
+    return findings or unable or []
+
+
+def _unknown_gpu(kernels: pl.DataFrame) -> NotAssessed | None:
+    """Whether contexts whose GPU isn't known may be on one, and ran at a time."""
+    alone = kernels.filter(pl.col("context_id").n_unique().over("pid", "device_id") > 1)
+    if kernels["pid"].n_unique() < 2 and not alone.height:
+        return None
+    return NotAssessed(
+        "the export doesn't say which of the contexts ran on one GPU",
+        "export again with nsys 2025.1 or newer, all tables",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +121,12 @@ class _Turns:
     """Contexts that take turns: the time contended for, and what that costs at most.
 
     ``held`` has the kernels that were kept waiting or suspended, with ready_ns and
-    held_ns.
+    held_ns; ``asked`` is the part of the GPU that all contexts ask for together.
     """
 
     contended: Intervals
     sooner_ns: int
+    asked: float
     held: pl.DataFrame
     contexts: int
     region: Region
@@ -149,13 +170,13 @@ def _turns(trace: Trace, kernels: pl.DataFrame) -> _Turns | None:
         and sum(ran) <= MAX_TOGETHER * contended.total_ns
         and (waited & contended).total_ns
         >= trace.limit(MIN_HELD_SHARE) * contended.total_ns
-        and sum(_fraction(context) for context in own) <= 1
     )
     if not taking_turns:
         return None
+    asked = sum(_fraction(context) for context in own)
     longest = max(judged, key=lambda region: region.duration_ns)
     sooner = _sooner_ns(trace, own, wanted, contended)
-    return _Turns(contended, sooner, held, len(own), longest)
+    return _Turns(contended, sooner, asked, held, len(own), longest)
 
 
 def _sooner_ns(

@@ -7,7 +7,7 @@ import polars as pl
 
 from streamlint.blocking import concurrent_regions
 from streamlint.cost import price, severity_of
-from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
+from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, NotAssessed
 from streamlint.intervals import union
 from streamlint.readiness import with_ready
 from streamlint.replay import Edge
@@ -65,7 +65,19 @@ def depth_first_issue_order(trace: Trace) -> Outcome:
         CUDA C++ Programming Guide, "Overlapping behavior" of streams; CUDA C++ Best
         Practices Guide, "Asynchronous and overlapping transfers with computation".
     """
-    copies = _in_lanes(trace)
+    findings = _judge(trace, _in_lanes(trace))
+    if findings or not trace.gpu_ops.filter(_engines_unknown(trace)).height:
+        return findings
+    if not _judge(trace, _in_lanes(trace, _engines_unknown(trace))):
+        return findings
+    return NotAssessed(
+        "the export doesn't say how many copy engines the GPU has: with one, copies "
+        "waited for copies that were issued first",
+        "export again with nsys 2021.3 or newer, all tables and columns",
+    )
+
+
+def _judge(trace: Trace, copies: pl.DataFrame) -> list[Finding]:
     findings: list[Finding] = []
     if not copies.height:
         return findings
@@ -82,15 +94,27 @@ def depth_first_issue_order(trace: Trace) -> Outcome:
     return findings
 
 
-def _in_lanes(trace: Trace) -> pl.DataFrame:
+def _engines_unknown(trace: Trace) -> pl.Expr:
+    """Whether an operation's GPU has an unknown number of copy engines."""
+    known = trace.gpus.drop_nulls("async_engines")["gpu_id"].implode()
+    copies = pl.col("engine").is_in(("HtoD", "DtoH"))
+    return copies & ~pl.col("gpu_id").is_in(known).fill_null(value=False)
+
+
+def _in_lanes(trace: Trace, one_engine: pl.Expr | None = None) -> pl.DataFrame:
     """Copies by the engine that serves them (lane), of lanes with several streams.
+
+    Where ``one_engine`` holds, one serves both directions, as on GPUs with only one.
 
     ready_ns leaves out what only the replay knows: events, barriers and queues.
     """
     single = trace.gpus.filter(pl.col("async_engines") == 1)["gpu_id"].implode()
     place = pl.concat_str(
         pl.coalesce("gpu_id", pl.col("pid") * 1_000 + pl.col("device_id")),
-        pl.when(pl.col("gpu_id").is_in(single))
+        pl.when(
+            pl.col("gpu_id").is_in(single)
+            | (False if one_engine is None else one_engine)
+        )
         .then(pl.lit("copies"))
         .otherwise("engine"),
         separator=" ",

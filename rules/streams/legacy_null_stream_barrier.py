@@ -9,6 +9,7 @@ import polars as pl
 
 from streamlint.blocking import concurrent_regions
 from streamlint.changes import Change
+from streamlint.completeness import sizes_unknown
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import (
     Claim,
@@ -166,7 +167,8 @@ def _judge(
         f"{streams} other stream{'s' if streams > 1 else ''}: "
         f"{held} operations were held back",
         severity=severity_of(cost),
-        confidence=Confidence.MEDIUM,
+        # Kernels that fill the GPU would take turns anyway.
+        confidence=Confidence.LOW if sizes_unknown(ops) else Confidence.MEDIUM,
         cost=cost,
         where=locate(trace, calls=calls, ops=pl.concat([ops[holds.rows], null])),
         occurrences=held,

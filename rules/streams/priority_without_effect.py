@@ -7,6 +7,7 @@ import polars as pl
 
 from streamlint.blocking import concurrent_regions
 from streamlint.changes import Change
+from streamlint.completeness import sizes_unknown
 from streamlint.cost import price_change, severity_of
 from streamlint.findings import (
     Claim,
@@ -14,6 +15,7 @@ from streamlint.findings import (
     Cost,
     Evidence,
     Finding,
+    NotAssessed,
     Severity,
 )
 from streamlint.intervals import union
@@ -39,7 +41,7 @@ MIN_WAIT_NS = Threshold(
 )
 
 
-@rule(needs=("kernels", "streams"))
+@rule(needs=("kernels", "runtime_calls", "streams"))
 def priority_without_effect(trace: Trace) -> Outcome:
     """Urgent kernels wait for a long low-priority kernel that fills the GPU.
 
@@ -91,15 +93,19 @@ def priority_without_effect(trace: Trace) -> Outcome:
     kernels = kernels.filter(several)
     if not kernels.height:
         return findings
+    unsized = sizes_unknown(kernels)
+    unable: NotAssessed | None = None
     for pid, region in concurrent_regions(trace).items():
         own = kernels.filter(pl.col("pid") == pid)
         for _, here in own.group_by("device_id", maintain_order=True):
             held = _held(trace, here).filter(region.holds())
-            if held.height >= trace.limit(MIN_HELD):
+            if held.height >= trace.limit(MIN_HELD) and unsized:
+                unable = unsized
+            elif held.height >= trace.limit(MIN_HELD):
                 finding = _finding(trace, region, held, here)
                 if finding.severity is not Severity.INFO:
                     findings.append(finding)
-    return findings
+    return findings or unable or []
 
 
 def _held(trace: Trace, kernels: pl.DataFrame) -> pl.DataFrame:
@@ -123,8 +129,9 @@ def _held(trace: Trace, kernels: pl.DataFrame) -> pl.DataFrame:
         at = column(urgent, "ready_ns")
         before = np.searchsorted(column(lower, "start_ns"), at, side="right") - 1
         holder = last[np.maximum(before, 0)]
-        taken = lower["sm_fraction"].fill_null(0.0).to_numpy()[holder]
-        wanted = urgent["sm_fraction"].fill_null(0.0).to_numpy()
+        # Of unknown size: too large, for all that is known.
+        taken = lower["sm_fraction"].fill_null(1.0).to_numpy()[holder]
+        wanted = urgent["sm_fraction"].fill_null(1.0).to_numpy()
         until = np.minimum(ends[np.maximum(before, 0)], column(urgent, "start_ns"))
         waited = (
             (before >= 0)

@@ -9,6 +9,7 @@ import polars as pl
 
 from streamlint.blocking import concurrent_regions
 from streamlint.changes import Change
+from streamlint.completeness import sizes_unknown
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
 from streamlint.intervals import Int64, union
@@ -154,14 +155,16 @@ def _finding(
     ops = trace.gpu_ops.join(held, on=[*key, "start_ns"], how="semi")
     calls = calls_behind(trace, held)
     longest = held.sort(pl.col("waited") - pl.col("free_ns"), descending=True).head(5)
-    recorded = trace.event_records.filter(pl.col("pid") == region.pid)
+    unsure = trace.event_records.filter(pl.col("pid") == region.pid).height > 0
+    # Kernels that fill the GPU wait for room, not for their queue.
+    unsure |= sizes_unknown(ops) is not None
     kernels = ops.filter(pl.col("kind") == "kernel")["name"]
     return Finding(
         message=f"{streams} streams share {queues} work queue"
         f"{'' if queues == 1 else 's'}: {len(holds.rows)} operations that were ready "
         "waited for another stream's operation to start",
         severity=severity_of(cost),
-        confidence=Confidence.LOW if recorded.height else Confidence.MEDIUM,
+        confidence=Confidence.LOW if unsure else Confidence.MEDIUM,
         cost=cost,
         where=locate(trace, calls=calls, ops=ops),
         occurrences=len(holds.rows),

@@ -6,8 +6,9 @@ import numpy as np
 import polars as pl
 
 from streamlint.blocking import concurrent_regions
+from streamlint.completeness import sizes_unknown
 from streamlint.cost import price, severity_of
-from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
+from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, NotAssessed
 from streamlint.intervals import Bools, Int64, union
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
@@ -35,6 +36,11 @@ MIN_TOGETHER = Threshold(
     "share",
     "Threads that are in CUDA calls at the same time for less than this part of the "
     "time in calls hand work to each other (PyTorch's autograd: never at once).",
+)
+
+_KIND_UNKNOWN = NotAssessed(
+    "the export doesn't say which stream is the legacy default stream",
+    "record and export with a current nsys, all tables",
 )
 
 
@@ -70,21 +76,27 @@ def threads_share_legacy_stream(trace: Trace) -> Outcome:
         stream; measured on an H200: four threads 8.0 ms, 2.9 ms with a stream each.
     """
     findings: list[Finding] = []
+    known = trace.streams.filter(pl.col("kind") == "null")["pid"].unique().implode()
+    maybe = (pl.col("stream_kind") == "unknown") & ~pl.col("pid").is_in(known)
     shared = trace.gpu_ops.filter(
-        (pl.col("stream_kind") == "null") & pl.col("issue_ns").is_not_null()
+        ((pl.col("stream_kind") == "null") | maybe) & pl.col("issue_ns").is_not_null()
     )
-    threads = pl.col("tid").n_unique().over("pid", "context_id")
+    unable: NotAssessed | None = None
+    threads = pl.col("tid").n_unique().over("pid", "context_id", "stream_id")
     shared = shared.filter(threads > 1)
     if not shared.height:
         return findings
     for pid, region in concurrent_regions(trace).items():
         own = shared.filter(pl.col("pid") == pid)
-        for _, here in own.group_by("context_id", maintain_order=True):
+        place = ("context_id", "stream_id", "stream_kind")
+        for (*_, kind), here in own.group_by(place, maintain_order=True):
             ops = _of_concurrent_threads(trace, here)
             held = _held(trace, ops).filter(region.holds())
             if held.height >= trace.limit(MIN_HELD):
-                findings.append(_finding(trace, region, ops, held))
-    return findings
+                why = _KIND_UNKNOWN if kind == "unknown" else sizes_unknown(ops)
+                unable = why or unable
+                findings += [] if why else [_finding(trace, region, ops, held)]
+    return findings or unable or []
 
 
 def _of_concurrent_threads(trace: Trace, ops: pl.DataFrame) -> pl.DataFrame:
@@ -143,7 +155,8 @@ def _held(trace: Trace, ops: pl.DataFrame) -> pl.DataFrame:
 def _had_room(ops: pl.DataFrame) -> Bools:
     """Whether each operation could run beside the one before it in the stream."""
     engine = ops["engine"].to_numpy()
-    fraction = ops["sm_fraction"].fill_null(1.0).to_numpy()
+    # Of unknown size: small, for all that is known.
+    fraction = ops["sm_fraction"].fill_null(0.0).to_numpy()
     same = engine == np.roll(engine, 1)
     compute = engine == "compute"
     room: Bools = ~same | (compute & (fraction + np.roll(fraction, 1) <= 1))

@@ -45,7 +45,7 @@ def stream_destroy_with_pending_work(trace: Trace) -> Outcome:
     calls = trace.runtime_calls.filter(
         (pl.col("kind") == "stream destroy")
         & ~pl.col("nested")
-        & (pl.col("return_value") == 0)
+        & (pl.col("return_value").fill_null(0) == 0)
     )
     if not calls.height:
         return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from streamlint.copies import host_copies, size_words
+from streamlint.copies import host_copies, memory_unknown, size_words
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
 from streamlint.rule import Outcome, rule
 from streamlint.trace.model import Trace
@@ -43,7 +43,7 @@ def unsynchronized_d2h_result(trace: Trace) -> Outcome:
     """
     copies = host_copies(trace).filter(
         (pl.col("direction") == "DtoH")
-        & (pl.col("host_kind") == "pinned")
+        & pl.col("host_kind").is_in(("pinned", "unknown"))
         & pl.col("issue_ns").is_not_null()
         & (pl.col("call_kind") != "sync memcpy")
     )
@@ -53,7 +53,7 @@ def unsynchronized_d2h_result(trace: Trace) -> Outcome:
     copies = copies.join(unwaited(trace), on=key, how="semi", maintain_order="left")
     if not copies.height:
         return []
-    if unable := cut_off(trace):
+    if unable := cut_off(trace) or memory_unknown(copies):
         return unable
     copies = copies.with_columns(sites(trace, copies))
     return [

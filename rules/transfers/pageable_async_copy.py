@@ -10,6 +10,7 @@ from streamlint.copies import (
     SMALL_BYTES,
     asynchronous,
     host_copies,
+    memory_unknown,
     pinned_rates,
     size_words,
 )
@@ -92,7 +93,7 @@ def pageable_async_copy(trace: Trace) -> Outcome:
             if _bites(trace, here, region):
                 findings.append(_finding(trace, region, here, site))
         if pageable.height < own.height and _bites(trace, own, region):
-            unable = _unknown_memory(own.height - pageable.height)
+            unable = memory_unknown(own)
     return findings or unable or []
 
 
@@ -189,10 +190,3 @@ def _severity(
     if copies["coherent"].any() and severity.at_least(Severity.LOW):
         return Severity.LOW
     return severity
-
-
-def _unknown_memory(number: int) -> NotAssessed:
-    return NotAssessed(
-        f"the export doesn't say what memory {number} asynchronous copies used",
-        "export again with nsys, record with -t cuda",
-    )

@@ -10,7 +10,13 @@ import polars as pl
 
 from streamlint.blocking import launches_block
 from streamlint.changes import Change
-from streamlint.copies import BUS_RATE, at_pinned_rate, host_copies, size_words
+from streamlint.copies import (
+    BUS_RATE,
+    at_pinned_rate,
+    host_copies,
+    memory_unknown,
+    size_words,
+)
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
 from streamlint.intervals import Int64
@@ -97,12 +103,20 @@ def pipeline_chunk_size(trace: Trace) -> Outcome:
         CUDA C++ Best Practices Guide, "Asynchronous and overlapping transfers with
         computation".
     """
-    findings: list[Finding] = []
-    pinned = host_copies(trace).filter(
-        (pl.col("call_kind") == "async memcpy")
-        & (pl.col("host_kind") == "pinned")
-        & pl.col("graph_node_id").is_null()
+    copies = host_copies(trace).filter(
+        (pl.col("call_kind") == "async memcpy") & pl.col("graph_node_id").is_null()
     )
+    pinned = pl.col("host_kind") == "pinned"
+    findings = _judge(trace, copies.filter(pinned))
+    unknown = None if findings else memory_unknown(copies)
+    if unknown is None:
+        return findings
+    maybe = copies.filter(pinned | (pl.col("host_kind") == "unknown"))
+    return unknown if _judge(trace, maybe) else findings
+
+
+def _judge(trace: Trace, pinned: pl.DataFrame) -> list[Finding]:
+    findings: list[Finding] = []
     for pid, region in regions(trace).items():
         copies = pinned.filter(region.holds())
         sizes = copies["size_bytes"]

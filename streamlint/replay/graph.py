@@ -617,13 +617,14 @@ class _Builder:
         issue_call, issue_latency, plain_issue, fixed = self._issue(
             free_at[:number_ops]
         )
-        issued = np.where(
-            issue_call >= 0, self.call_start[issue_call] + issue_latency, fixed
-        )
+        called = issue_call >= 0
+        issued = fixed.copy()
+        issued[called] = self.call_start[issue_call[called]] + issue_latency[called]
         duration = self.call_end - self.call_start
         waits = np.zeros(len(duration), dtype=np.bool_)
         is_call = node >= number_ops
-        waited = active & is_call & (slack < duration[np.maximum(node - number_ops, 0)])
+        waited = active & is_call
+        waited[is_call] &= slack[is_call] < duration[node[is_call] - number_ops]
         waits[node[waited] - number_ops] = True
         free = np.zeros(len(duration), dtype=np.bool_)
         free[node[waited & (kind == Edge.FREE)] - number_ops] = True

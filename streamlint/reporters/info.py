@@ -44,6 +44,7 @@ def render(trace: Trace, report: Report, width: int) -> str:
 def _facts(trace: Trace, report: Report) -> list[tuple[str, str]]:
     facts, capture = report.overview, trace.capture
     gpus = Counter(facts.gpus)
+    working = {*trace.gpu_ops["pid"].unique()}
     rows = [
         ("exporter", f"nsys {capture.exporter or 'unknown (before 2022)'}"),
         ("schema", capture.schema or "not stated"),
@@ -53,7 +54,10 @@ def _facts(trace: Trace, report: Report) -> list[tuple[str, str]]:
         ),
         (
             "processes",
-            ", ".join(f"{name or '?'} ({pid})" for pid, name in facts.processes),
+            ", ".join(
+                f"{name or '?'} ({pid}{'' if pid in working else ', no GPU work'})"
+                for pid, name in facts.processes
+            ),
         ),
         ("API calls", f"{facts.runtime_calls}, {_recorded_apis(capture.all_apis)}"),
         (
@@ -87,6 +91,7 @@ def _facts(trace: Trace, report: Report) -> list[tuple[str, str]]:
         )
     )
     rows.append(("memory use", stacks[capture.memory_usage]))
+    rows.append(("forks", _forked(capture.forks_traced)))
     environment = ", ".join(f"{k}={v}" for k, v in capture.environment.items())
     rows.append(("environment", environment or "none of the variables that rules read"))
     if facts.invalid_rows:
@@ -99,6 +104,12 @@ def _facts(trace: Trace, report: Report) -> list[tuple[str, str]]:
 def _recorded_apis(all_apis: bool | None) -> str:
     words = {True: "all recorded", False: "some kinds not recorded (nsys default)"}
     return words[all_apis] if all_apis is not None else "not stated which are recorded"
+
+
+def _forked(traced: bool | None) -> str:
+    """Whether workers that are forked and run no other program are in the trace."""
+    words = {True: "forked workers recorded", False: "forked workers not recorded"}
+    return words[traced] if traced is not None else "not stated if workers are recorded"
 
 
 def _busy(trace: Trace, span_ns: int) -> str:

@@ -21,6 +21,7 @@ class Capture(NamedTuple):
     memory_usage: bool | None = None
     python_backtraces: bool | None = None
     native_backtraces: bool | None = None
+    forks_traced: bool | None = None
     filtered: bool = False
     environment: dict[str, str] = {}  # noqa: RUF012 - never changed
 
@@ -65,6 +66,7 @@ def read_capture(export_meta: dict[str, str], options: dict[str, list[str]]) -> 
                 for kind in ("KERNEL", "MEMORY", "SYNCHRONOIZATION")
             )
         ),
+        forks_traced=flag("TRACE_AFTER_FORK_BEFORE_EXEC"),
         filtered=any(
             export_meta.get(f"EXPORT_PARAM_{what}_TO_EXPORT")
             for what in ("TABLES", "TIMES")

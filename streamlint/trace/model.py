@@ -132,14 +132,19 @@ class Trace:
             if self._file.has_table(table):
                 return NotAssessed(reason, f"export again with nsys, {recapture}")
         elif loaded.height:
-            return None
+            if name != "runtime_calls" or loaded["correlation_id"].count():
+                return None
+            return NotAssessed(
+                f"{table.sources[0]} says of no call which GPU work it issued",
+                "export again with nsys, all columns",
+            )
         else:
             reason, recapture = f"{table.sources[0]} has no rows", table.recorded_by
         proofs = {
             "kernels": ("kernel launch",),
             "memcpys": ("async memcpy", "sync memcpy"),
             "memsets": ("async memset", "sync memset"),
-            "synchronizations": ("stream sync", "event sync"),
+            "synchronizations": ("stream sync", "event sync", "stream wait"),
             "event_records": ("event record",),
         }
         if name in proofs:
@@ -147,7 +152,8 @@ class Trace:
                 return None
             made = self.launches if name in _GPU_TABLES else self.runtime_calls
             made = made.filter(
-                pl.col("kind").is_in(proofs[name]) & (pl.col("return_value") == 0)
+                pl.col("kind").is_in(proofs[name])
+                & (pl.col("return_value").fill_null(0) == 0)
             )
             if not made.height:
                 return None

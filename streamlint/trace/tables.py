@@ -1,7 +1,7 @@
 """The tables and columns of an nsys SQLite export that streamlint reads.
 
 Nothing outside this list is ever read from a trace. Names and their history are
-in the export's own schema (`nsys export --type sqlite`), builds 2020.3 to 2026.2.
+in the export's own schema (`nsys export --type sqlite`), builds 2020.3 to 2026.4.
 """
 
 from __future__ import annotations
@@ -358,6 +358,9 @@ TABLES: dict[str, TraceTable] = {
         EXPORT_META,
     )
 }
+
+NEWEST_SCHEMA = (3, 28)
+"""Newest export schema, major and minor, of which the changes are known (2026.4)."""
 
 CAPTURE_OPTIONS = (
     "COLLECT_CUDA_TRACE",
