@@ -241,7 +241,10 @@ def _pending(
     next_was_pending = np.zeros(len(instants), dtype=np.bool_)
     next_ids = next_stream.fill_null(-1).to_numpy()
     queued = ops.select(
-        pl.coalesce("issue_ns", "start_ns").alias("issue_ns"), "end_ns", "stream_id"
+        pl.coalesce("issue_ns", "start_ns").alias("issue_ns"),
+        "end_ns",
+        # A stream that isn't named is one too, but not that of an unnamed next one.
+        pl.col("stream_id").fill_null(-2),
     ).sort("issue_ns")
     issue, end = column(queued, "issue_ns"), column(queued, "end_ns")
     streams = queued["stream_id"].to_numpy()

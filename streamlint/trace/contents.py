@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from streamlint.errors import TraceError
+from streamlint.trace.untrusted import Connection, is_plain_table
 
 _CALLS = ("CUPTI_ACTIVITY_KIND_RUNTIME",)
 _OPERATIONS = (
@@ -28,22 +28,14 @@ class Contents(NamedTuple):
 
 def contents(export: Path) -> Contents:
     """Count the CUDA rows of ``export``; raises `TraceError` if it is none."""
-    uri = f"file:{quote(str(export.resolve()))}?mode=ro&immutable=1"
-    try:
-        with closing(sqlite3.connect(uri, uri=True)) as db:
-            rows = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-            stored = {str(name) for (name,) in rows}
-            calls, operations = (
-                sum(
-                    int(db.execute(f"SELECT count(*) FROM {name}").fetchone()[0])
-                    for name in names
-                    if name in stored
-                )
-                for names in (_CALLS, _OPERATIONS)
-            )
-    except sqlite3.Error as error:
-        raise TraceError(
-            f"{export.name} can't be read as an nsys export",
-            hint="export it again: nsys export --type sqlite REPORT.nsys-rep",
-        ) from error
+    uri = f"file:{quote(os.fsencode(export.resolve()))}?mode=ro&immutable=1"
+    connection = Connection(export, uri, original=export, name=export.name)
+    with closing(connection) as db, db.reading():
+        found = db.rows("SELECT name, type, sql FROM sqlite_master")
+        stored = {n for n, kind, sql in found if is_plain_table(kind, str(n), sql)}
+        calls, operations = (
+            # Not count(*): SQLite counts a damaged tree's rows without an end.
+            sum(db.rows(f"SELECT count(start) FROM {n}")[0][0] for n in names)
+            for names in ({*_CALLS} & stored, {*_OPERATIONS} & stored)
+        )
     return Contents(calls, operations)

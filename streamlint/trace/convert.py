@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -63,7 +64,7 @@ def exported(report: Path) -> Path:
         raise TraceError(
             f"{name} is an nsys report and no nsys was found to export it",
             hint="install Nsight Systems or set NSYS, or export it where it was "
-            f"recorded: nsys export --type sqlite {name}",
+            f"recorded: nsys export --type sqlite {shlex.quote(name)}",
         )
     status = report.stat()
     parts = (report.resolve(), status.st_size, status.st_mtime_ns, nsys.resolve())
@@ -165,7 +166,7 @@ def _refusal(report: Path, output: str) -> TraceError:
         )
     return TraceError(
         f"nsys could not export {report.name}",
-        hint=f"see what it says: nsys export --type sqlite {report.name}",
+        hint=f"see what it says: nsys export --type sqlite {shlex.quote(report.name)}",
     )
 
 

@@ -8,7 +8,7 @@ takes a cursor. The file is untrusted: no offset is followed unchecked.
 
 from __future__ import annotations
 
-import mmap
+import os
 import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -69,7 +69,11 @@ class IntColumn(NamedTuple):
 
 
 class PageFile:
-    """A SQLite file, mapped read-only; nobody may truncate it while it is open."""
+    """A SQLite file, opened read-only and read page by page.
+
+    Not mapped: the system ends a process that touches a mapped page which another
+    one has cut off.
+    """
 
     def __init__(self, path: Path, *, immutable: bool = False) -> None:
         """Open `path`; `immutable` vouches that a WAL-mode file has no writer.
@@ -84,26 +88,20 @@ class PageFile:
             beside = path.with_name(path.name + suffix)
             with suppress(FileNotFoundError):
                 _require(beside.stat().st_size == 0, f"{beside.name} is not empty")
-        with path.open("rb") as file:
-            header = file.read(100)
-            _require(len(header) == 100, "no SQLite header")
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        _require(header.startswith(b"SQLite format 3\0"), "no SQLite header")
-        size = int.from_bytes(header[16:18], "big")
-        size = 65536 if size == 1 else size
-        _require(size >= 512 and size & (size - 1) == 0, "bad page size")
-        self._usable = size - header[20]
-        _require(self._usable >= 480, "bad reserved size")
-        versions = {1, 2} if immutable else {1}
-        _require(versions.issuperset(header[18:20]), "WAL mode or unknown version")
-        _require(header[21:24] == b"\x40\x20\x20", "bad payload fractions")
-        count, present = int.from_bytes(header[28:32], "big"), len(self._map) // size
-        # A writer older than SQLite 3.7 leaves the page count stale.
-        if count == 0 or header[24:28] != header[92:96]:
-            count = present
-        _require(0 < count <= present, "file shorter than its page count")
-        flat = np.frombuffer(self._map, np.uint8, count * size)
-        self._pages: _Bytes | None = flat.reshape(count, size)
+        self._file = path.open("rb", buffering=0)
+        try:
+            header = self._file.read(100)
+            self._size, self._usable = _page_size(header, immutable=immutable)
+            present = os.fstat(self._file.fileno()).st_size // self._size
+            count = int.from_bytes(header[28:32], "big")
+            # A writer older than SQLite 3.7 leaves the page count stale.
+            if count == 0 or header[24:28] != header[92:96]:
+                count = present
+            _require(0 < count <= present, "file shorter than its page count")
+            self._count = count
+        except BaseException:
+            self._file.close()
+            raise
 
     def __enter__(self) -> PageFile:
         return self
@@ -112,11 +110,8 @@ class PageFile:
         self.close()
 
     def close(self) -> None:
-        """Unmap the file; columns already read stay usable."""
-        self._pages = None
-        # A traceback in flight may hold a view; the map is then freed with it.
-        with suppress(BufferError):
-            self._map.close()
+        """Close the file; columns already read stay usable."""
+        self._file.close()
 
     def read_int_columns(
         self, root_page: int, columns: Sequence[int]
@@ -131,41 +126,113 @@ class PageFile:
         Raises UnsupportedLayout if a cell holds anything but an integer or NULL, spills
         to an overflow page or lacks the column, or if the pages are damaged.
         """
-        if self._pages is None or min(columns, default=0) < 0:
+        if self._file.closed or min(columns, default=0) < 0:
             raise ValueError("closed file or negative column")
         if not columns:
             return []
-        leaves, cells = _leaves(self._pages, self._usable, root_page)
-        rows, size = int(cells.sum()), self._pages.shape[1]
-        # A row takes a pointer, three lengths and a byte per column, so damaged counts
-        # cannot ask for more than 8 bytes per byte of the file.
-        spent = rows * (max(columns) + 6)
-        _require(spent <= leaves.size * self._usable, "too many cells")
-        values = {column: np.empty(rows, np.int64) for column in columns}
-        valid: dict[int, npt.NDArray[np.bool_]] = {}
-        batch = min(_BATCH_BYTES // size, leaves.size)
+        leaves = self._leaves(root_page)
+        size = self._size
+        batch = min(max(1, _BATCH_BYTES // size), leaves.size)
         buffer = np.zeros(batch * size + _PADDING, np.uint8)
-        array = 108 if leaves[0] == 0 else 8
-        row = 0
+        at = 100 if leaves[0] == 0 else 0
+        # Parts in the width that they are stored in, or None where all are valid.
+        values: dict[int, list[_Array]] = {column: [] for column in columns}
+        valid: dict[int, list[tuple[int, _Array | None]]] = {c: [] for c in columns}
+        rows = 0
         for i in range(0, leaves.size, batch):
-            counts = cells[i : i + batch]
-            pages = buffer[: counts.size * size].reshape(-1, size)
-            self._pages.take(leaves[i : i + batch], axis=0, out=pages, mode="clip")
-            if hasattr(mmap, "MADV_DONTNEED"):
-                # Pages read once would else count as resident memory until close.
-                self._map.madvise(mmap.MADV_DONTNEED)
-            starts = _cell_starts(pages, counts, array, self._usable)
-            now = slice(row, row + starts.size)
+            numbers = leaves[i : i + batch]
+            pages = buffer[: numbers.size * size].reshape(-1, size)
+            self._read(numbers, pages)
+            counts = _cell_counts(pages, _LEAF, at, self._usable)
+            # A row takes a pointer, three lengths and a byte per column, so damaged
+            # counts cannot ask for more than 8 bytes per byte of the file.
+            spent = int(counts.sum()) * (max(columns) + 6)
+            _require(spent <= numbers.size * self._usable, "too many cells")
+            starts = _cell_starts(pages, counts, at + 8, self._usable)
+            rows += starts.size
             for column, kind, data in _fields(
                 buffer, starts, size, self._usable, values
             ):
-                values[column][now] = data
-                if kind.min() == _NULL:
-                    if column not in valid:
-                        valid[column] = np.ones(rows, np.bool_)
-                    valid[column][now] = kind != _NULL
-            row += starts.size
-        return [IntColumn(values[column], valid.get(column)) for column in columns]
+                values[column].append(data)
+                some = kind != _NULL if kind.min() == _NULL else None
+                valid[column].append((starts.size, some))
+        joined = {column: _joined(values.pop(column)) for column in list(values)}
+        return [IntColumn(joined[c], _all_valid(valid[c])) for c in columns]
+
+    def _read(self, numbers: _Ints, pages: _Bytes) -> None:
+        """Read the pages of these numbers, from 0, into the rows of `pages`."""
+        view = pages.data.cast("B")
+        ends = [*(np.flatnonzero(np.diff(numbers) != 1) + 1).tolist(), len(numbers)]
+        first = 0
+        for end, number in zip(ends, numbers[[0, *ends[:-1]]].tolist(), strict=True):
+            part = view[first * self._size : end * self._size]
+            self._file.seek(number * self._size)
+            _require(self._file.readinto(part) == len(part), "file cut off")
+            first = end
+
+    def _leaves(self, root: int) -> _Ints:
+        """Return a table's leaves in key order, as page numbers from 0.
+
+        Goes down level by level: in a b-tree all leaves have the same depth. Of the
+        leaves only the first is looked at.
+        """
+        level, at = np.array([root - 1]), 100 if root == 1 else 0
+        levels: list[_Ints] = []
+        for _ in range(_MAX_DEPTH):
+            inside = level.min() >= 0 and level.max() < self._count
+            _require(inside, "page number out of range")
+            levels.append(level)
+            seen = np.concatenate(levels)
+            _require(np.unique(seen).size == seen.size, "page linked twice")
+            first = np.zeros((1, self._size), np.uint8)
+            self._read(level[:1], first)
+            if first[0, at] == _LEAF:
+                return level
+            children: list[_Ints] = []
+            total = seen.size
+            one = np.zeros((1, self._size), np.uint8)
+            for i in range(level.size):
+                self._read(level[i : i + 1], one)
+                counts = _cell_counts(one, _INTERIOR, at, self._usable)
+                total += int(counts[0]) + 1
+                _require(total <= self._count, "too many pages")
+                links = _cell_starts(one, counts, at + 12, self._usable)
+                links = np.append(links, at + 8)[:, None] + np.arange(4)
+                children.append(one[0, links].view(">u4")[:, 0])
+            level, at = np.concatenate(children).astype(np.int64) - 1, 0
+        raise UnsupportedLayout("b-tree too deep")
+
+
+def _page_size(header: bytes, *, immutable: bool) -> tuple[int, int]:
+    """Return the size of a page and how much of it is used."""
+    _require(len(header) == 100, "no SQLite header")
+    _require(header.startswith(b"SQLite format 3\0"), "no SQLite header")
+    size = int.from_bytes(header[16:18], "big")
+    size = 65536 if size == 1 else size
+    _require(size >= 512 and size & (size - 1) == 0, "bad page size")
+    usable = size - header[20]
+    _require(usable >= 480, "bad reserved size")
+    versions = {1, 2} if immutable else {1}
+    _require(versions.issuperset(header[18:20]), "WAL mode or unknown version")
+    _require(header[21:24] == b"\x40\x20\x20", "bad payload fractions")
+    return size, usable
+
+
+def _joined(parts: list[_Array]) -> _Ints:
+    if not parts:
+        return np.empty(0, np.int64)
+    return np.concatenate(parts, dtype=np.int64)
+
+
+def _all_valid(
+    parts: list[tuple[int, _Array | None]],
+) -> npt.NDArray[np.bool_] | None:
+    """Join the parts; None if every value is valid."""
+    if all(some is None for _, some in parts):
+        return None
+    return np.concatenate(
+        [np.ones(rows, np.bool_) if some is None else some for rows, some in parts]
+    )
 
 
 def _require(holds: bool | np.bool_, problem: str) -> None:
@@ -173,37 +240,14 @@ def _require(holds: bool | np.bool_, problem: str) -> None:
         raise UnsupportedLayout(problem)
 
 
-def _leaves(pages: _Bytes, usable: int, root: int) -> tuple[_Ints, _Ints]:
-    """Return a table's leaves in key order, as rows of `pages`, and their cell counts.
-
-    Goes down level by level: in a b-tree all leaves have the same depth.
-    """
-    seen = np.zeros(len(pages), np.bool_)
-    level, at, total = np.array([root - 1]), 100 if root == 1 else 0, 0
-    for _ in range(_MAX_DEPTH):
-        inside = level.min() >= 0 and level.max() < len(pages)
-        _require(inside, "page number out of range")
-        seen[level] = True
-        total += level.size
-        _require(np.count_nonzero(seen) == total, "page linked twice")
-        head = pages[level, at : at + 5]
-        cells = head[:, 3].astype(np.int64) << 8 | head[:, 4]
-        leaf = bool((head[:, 0] == _LEAF).all())
-        plain = leaf or (head[:, 0] == _INTERIOR).all()
-        _require(plain, "not a page of a rowid table")
-        # A cell is at least 4 bytes, and 2 for its pointer.
-        _require(at + 8 + 6 * cells.max() <= usable, "too many cells")
-        if leaf:
-            return level, cells
-        _require(total + cells.sum() + level.size <= len(pages), "too many pages")
-        children = []
-        for i, page in enumerate(level.tolist()):
-            one = pages[page : page + 1]
-            links = _cell_starts(one, cells[i : i + 1], at + 12, usable)
-            links = np.append(links, at + 8)[:, None] + np.arange(4)
-            children.append(one[0, links].view(">u4")[:, 0])
-        level, at = np.concatenate(children).astype(np.int64) - 1, 0
-    raise UnsupportedLayout("b-tree too deep")
+def _cell_counts(pages: _Bytes, kind: int, at: int, usable: int) -> _Ints:
+    """Return how many cells each page has; all must be of this kind."""
+    head = pages[:, at : at + 5]
+    _require((head[:, 0] == kind).all(), "not a page of a rowid table")
+    counts: _Ints = head[:, 3].astype(np.int64) << 8 | head[:, 4]
+    # A cell is at least 4 bytes, and 2 for its pointer.
+    _require(at + 8 + 6 * counts.max() <= usable, "too many cells")
+    return counts
 
 
 def _cell_starts(pages: _Bytes, counts: _Ints, array: int, usable: int) -> _Ints:

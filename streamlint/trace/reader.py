@@ -1,18 +1,17 @@
 """Opens an nsys SQLite export read-only and loads single tables as frames.
 
-The only module that imports sqlite3. Whole-number columns come through the
-vectorised page reader (`streamlint.trace.pages`); whatever it does not take, and
-all text, comes through a sqlite3 cursor.
+Whole-number columns come through the vectorised page reader
+(`streamlint.trace.pages`); whatever it does not take, and all text, comes through a
+sqlite3 cursor (`streamlint.trace.untrusted`).
 """
 
 from __future__ import annotations
 
+import os
 import shutil
-import sqlite3
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -33,11 +32,12 @@ from streamlint.trace.tables import (
     Kind,
     TraceTable,
 )
+from streamlint.trace.untrusted import REEXPORT, Connection, is_plain_table
 
 _MAGIC = b"SQLite format 3\0"
 _LFS = b"version https://git-lfs"
-_CHUNK = 65_536
-_REEXPORT = "export it again: nsys export --type sqlite REPORT.nsys-rep"
+_MAX_TIME = 1 << 62
+"""Times in ns beyond this, 146 years, are damage; differences of others fit 64 bits."""
 
 _DTYPES: dict[Kind, type[pl.DataType]] = {
     Kind.INT: pl.Int64,
@@ -86,7 +86,13 @@ class ExportFile:
             # Reading through a WAL writes beside the file; read a copy instead.
             self._copy = _copied_with_side_files(path)
             self._readable = Path(self._copy.name) / path.name
-        self._connection = self._connect()
+        try:
+            self._connection = Connection(
+                self._readable, self.uri, original=path, name=self.path.name
+            )
+        except BaseException:
+            self._clean_up()
+            raise
         try:
             self._layouts = self._read_layouts()
             self._refuse_other_databases(complete=complete)
@@ -97,13 +103,16 @@ class ExportFile:
     def close(self) -> None:
         """Release the file."""
         self._connection.close()
+        self._clean_up()
+
+    def _clean_up(self) -> None:
         if self._copy is not None:
             self._copy.cleanup()
 
     @property
     def uri(self) -> str:
         """SQLite's name of the file; nothing is written through it or beside it."""
-        location = quote(str(self._readable.resolve()))
+        location = quote(os.fsencode(self._readable.resolve()))
         options = "mode=ro" if self._copy else "mode=ro&immutable=1"
         return f"file:{location}?{options}"
 
@@ -111,15 +120,6 @@ class ExportFile:
     def table_names(self) -> tuple[str, ...]:
         """Names of the export's tables, sorted."""
         return tuple(sorted(self._layouts))
-
-    def count_rows(self, table: TraceTable) -> int:
-        """Number of stored rows of a table, 0 where the export lacks it."""
-        source = self._source(table)
-        if source is None:
-            return 0
-        with self._reading():
-            query = f"SELECT count(*) FROM {_quoted(source)}"
-            return int(self._connection.execute(query).fetchone()[0])
 
     def has_column(self, table: TraceTable, name: str) -> bool:
         """Whether the export stores the column of this name in the frame."""
@@ -138,23 +138,25 @@ class ExportFile:
         found: dict[str, list[str]] = {}
         if "META_DATA_CAPTURE" not in self._layouts:
             return found
-        with self._reading():
+        if not {"name", "value"} <= self._layouts["META_DATA_CAPTURE"].columns.keys():
+            return found
+        with self._connection.reading():
             for wanted in CAPTURE_OPTIONS:
-                rows = self._connection.execute(
+                rows = self._connection.rows(
                     "SELECT name, value FROM META_DATA_CAPTURE "
                     "WHERE name = ?1 OR name GLOB 'PROCESS_[0-9]*:' || ?1",
                     (wanted,),
-                ).fetchall()
+                )
                 # The plain row, where there is one, overrules the prefixed ones.
                 rows.sort(key=lambda row: str(row[0]) != wanted)
                 if rows:
                     found[wanted] = [without_home(str(value)) for _, value in rows]
             for wanted in ENVIRONMENT_VARIABLES:
-                rows = self._connection.execute(
+                rows = self._connection.rows(
                     "SELECT value FROM META_DATA_CAPTURE WHERE name GLOB ?1 "
                     "AND substr(value, 1, length(?2)) = ?2 AND length(value) < 200",
                     ("PROCESS_[0-9]*:ENVIRONMENT_VARIABLE", f"{wanted}="),
-                ).fetchall()
+                )
                 if rows:
                     values = [str(row[0]).partition("=")[2] for row in rows]
                     values = [without_home(value.strip('"')) for value in values]
@@ -173,11 +175,12 @@ class ExportFile:
 
     def string(self, key: int) -> str | None:
         """The value of this key in StringIds."""
-        with self._reading():
-            row = self._connection.execute(
-                "SELECT value FROM StringIds WHERE id = ?", (key,)
-            ).fetchone()
-        return without_home(str(row[0])) if row else None
+        known, values = self._strings
+        at = int(np.searchsorted(known, key)) if abs(key) < 1 << 63 else len(known)
+        if at == len(known) or known[at] != key:
+            return None
+        value: str | None = values[at]
+        return value
 
     def load(self, name: str) -> pl.DataFrame | Unavailable:
         """One table as a frame with the columns of `TABLES`, sorted by start.
@@ -214,6 +217,11 @@ class ExportFile:
         if any(c.name == "end_ns" and c.required for c in table.columns):
             usable &= (start != 0) & (frame["end_ns"] >= start)
         usable = usable.fill_null(value=False)
+        for name in ("start_ns", "end_ns"):
+            if name in frame.columns and _reaches(frame[name], _MAX_TIME):
+                # Not abs(): the least number has no positive counterpart.
+                inside = (frame[name] < _MAX_TIME) & (frame[name] > -_MAX_TIME)
+                usable &= inside.fill_null(value=True)
         kept = frame if usable.all() else frame.filter(usable)
         self.invalid_rows[table.name] = frame.height - kept.height
         order = [c for c in ("start_ns", "end_ns") if c in frame.columns]
@@ -225,10 +233,10 @@ class ExportFile:
     def _strings(self) -> tuple[Int64, pl.Series]:
         """Keys of StringIds, ascending and distinct, and their values."""
         rows: list[tuple[object, object]] = []
-        if "StringIds" in self._layouts:
-            with self._reading():
-                cursor = self._connection.execute("SELECT id, value FROM StringIds")
-                rows = cursor.fetchall()
+        layout = self._layouts.get("StringIds")
+        if layout is not None and {"id", "value"} <= layout.columns.keys():
+            with self._connection.reading():
+                rows = self._connection.rows("SELECT id, value FROM StringIds")
         first: dict[int, str | None] = {}
         for key, value in rows:
             if isinstance(key, int):
@@ -275,8 +283,10 @@ class ExportFile:
         try:
             with PageFile(self._readable) as pages:
                 return pages.read_int_columns(layout.root_page, indexes)
-        except UnsupportedLayout:
-            return None
+        except (UnsupportedLayout, OSError):
+            return None  # the cursor says what is wrong
+        finally:
+            self._connection.refuse_change()
 
     def _read_cursor(
         self, source: str, columns: Sequence[Column]
@@ -285,9 +295,9 @@ class ExportFile:
         parts: list[list[pl.Series]] = [
             [pl.Series(c.name, [], dtype=_storage(c.kind))] for c in columns
         ]
-        with self._reading():
-            cursor = self._connection.execute(f"SELECT {names} FROM {_quoted(source)}")
-            while rows := cursor.fetchmany(_CHUNK):
+        query = f"SELECT {names} FROM {_quoted(source)}"
+        with self._connection.reading():
+            for rows in self._connection.chunks(query):
                 for part, column, values in zip(
                     parts, columns, zip(*rows, strict=True), strict=True
                 ):
@@ -297,40 +307,44 @@ class ExportFile:
     def _source(self, table: TraceTable) -> str | None:
         return next((s for s in table.sources if s in self._layouts), None)
 
-    def _connect(self) -> sqlite3.Connection:
-        with self._reading():
-            connection = sqlite3.connect(self.uri, uri=True)
-        connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-        connection.execute("PRAGMA query_only=ON")
-        connection.execute("PRAGMA trusted_schema=OFF")
-        return connection
-
     def _read_layouts(self) -> dict[str, _Layout]:
         layouts: dict[str, _Layout] = {}
-        with self._reading():
-            found = self._connection.execute(
-                "SELECT name, rootpage, sql FROM sqlite_master "
-                "WHERE type = 'table' AND rootpage > 0"
-            ).fetchall()
-            wanted = {s for t in TABLES.values() for s in t.sources} | {"StringIds"}
-            for name, root_page, sql in found:
+        wanted = {s for t in TABLES.values() for s in t.sources}
+        wanted |= {"StringIds", "META_DATA_CAPTURE"}
+        with self._connection.reading():
+            found = self._connection.rows(
+                "SELECT name, type, rootpage, sql FROM sqlite_master "
+                "WHERE type NOT IN ('index', 'trigger')"
+            )
+            for name, kind, root_page, sql in found:
                 if name not in wanted:
-                    layouts[name] = _Layout(root_page, {}, None, plain=False)
+                    if kind == "table" and isinstance(name, str):
+                        layouts[name] = _Layout(0, {}, None, plain=False)
                     continue
-                info = self._connection.execute(
-                    f"PRAGMA table_xinfo({_quoted(name)})"
-                ).fetchall()
-                keys = [row for row in info if row[5]]
-                alias = (
-                    keys[0][1]
-                    if len(keys) == 1 and str(keys[0][2]).upper() == "INTEGER"
-                    else None
-                )
-                plain = "WITHOUT" not in str(sql).upper().rpartition(")")[2]
-                plain = plain and not any(row[6] for row in info)
-                columns = {row[1]: row[0] for row in info}
-                layouts[name] = _Layout(root_page, columns, alias, plain)
+                if not is_plain_table(kind, name, sql):
+                    raise TraceError(
+                        f"{self.path.name} has no table {name} but something else of "
+                        "that name, which nsys never writes",
+                        hint=REEXPORT,
+                    )
+                layouts[name] = self._layout(name, root_page, str(sql))
         return layouts
+
+    def _layout(self, name: str, root_page: object, sql: str) -> _Layout:
+        info = self._connection.rows(f"PRAGMA table_xinfo({_quoted(name)})")
+        keys = [row for row in info if row[5]]
+        alias = (
+            keys[0][1]
+            if len(keys) == 1 and str(keys[0][2]).upper() == "INTEGER"
+            else None
+        )
+        plain = "WITHOUT" not in sql.upper().rpartition(")")[2]
+        # SQLite makes fractions of the whole numbers in a REAL column.
+        plain = plain and not any(row[6] or _is_real(str(row[2])) for row in info)
+        # A generated column is an expression that the file brings along: left alone.
+        columns = {row[1]: row[0] for row in info if not row[6]}
+        root = root_page if isinstance(root_page, int) else 0
+        return _Layout(root, columns, alias, plain)
 
     def _refuse_other_databases(self, *, complete: bool) -> None:
         names = set(self._layouts)
@@ -348,21 +362,16 @@ class ExportFile:
                 hint="make one with: nsys export --type sqlite REPORT.nsys-rep",
             )
         meta = TABLES["export_meta"]
-        if complete and self._source(meta) and not self.count_rows(meta):
+        if complete and self._source(meta) and self._is_empty(meta):
             raise TraceError(
                 f"{name} is an incomplete export: nsys never finished writing it",
-                hint=_REEXPORT,
+                hint=REEXPORT,
             )
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
-            # What SQLite says may quote the file, bytes and all.
-            raise TraceError(
-                f"{self.path.name} is damaged or cut off", hint=_REEXPORT
-            ) from error
+    def _is_empty(self, table: TraceTable) -> bool:
+        query = f"SELECT 1 FROM {_quoted(str(self._source(table)))} LIMIT 1"
+        with self._connection.reading():
+            return not self._connection.rows(query)
 
 
 def _refuse_other_files(path: Path, name: str) -> None:
@@ -392,7 +401,7 @@ def _refuse_other_files(path: Path, name: str) -> None:
             hint="check its permissions",
         ) from None
     if not head:
-        raise TraceError(f"{name} is empty", hint=_REEXPORT)
+        raise TraceError(f"{name} is empty", hint=REEXPORT)
     if head.startswith(_LFS):
         raise TraceError(
             f"{name} is a Git LFS pointer, not the trace itself",
@@ -404,7 +413,7 @@ def _refuse_other_files(path: Path, name: str) -> None:
             hint="name a .sqlite export or a .nsys-rep report of Nsight Systems",
         )
     if len(head) < 100:
-        raise TraceError(f"{name} is damaged or cut off", hint=_REEXPORT)
+        raise TraceError(f"{name} is damaged or cut off", hint=REEXPORT)
     page_size = int.from_bytes(head[16:18], "big")
     page_size = 65_536 if page_size == 1 else page_size
     pages = int.from_bytes(head[28:32], "big")
@@ -413,7 +422,7 @@ def _refuse_other_files(path: Path, name: str) -> None:
     if counted and size < whole:
         raise TraceError(
             f"{name} is cut off: it has {size} of {whole} bytes",
-            hint="copy it again, or " + _REEXPORT,
+            hint="copy it again, or " + REEXPORT,
         )
 
 
@@ -471,6 +480,22 @@ def _without_homes(texts: pl.Series) -> pl.Series:
         return texts
     at = np.flatnonzero(found.fill_null(value=False).to_numpy())
     return texts.scatter(at, [without_home(text) for text in texts.gather(at)])
+
+
+def _reaches(series: pl.Series, limit: int) -> bool:
+    """Whether a number is as far from 0 as that."""
+    low, high = series.min(), series.max()
+    return isinstance(low, int) and (
+        low <= -limit or (isinstance(high, int) and high >= limit)
+    )
+
+
+def _is_real(declared: str) -> bool:
+    """Whether a column of this declared type has SQLite's REAL affinity."""
+    declared = declared.upper()
+    if any(word in declared for word in ("INT", "CHAR", "CLOB", "TEXT", "BLOB")):
+        return False
+    return any(word in declared for word in ("REAL", "FLOA", "DOUB"))
 
 
 def _nulls(column: Column, rows: int) -> pl.Series:

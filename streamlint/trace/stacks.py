@@ -25,10 +25,13 @@ Frame = tuple[int, int, int]
 def decode_json(text: str) -> list[Frame]:
     """Frames of a JSON payload; empty where it isn't of the known shape."""
     try:
-        frames = json.loads(text)[PYTHON_BACKTRACE_DOMAIN]["Frames"]
-        return [(int(f["Function"]), int(f["File"]), int(f["Line"])) for f in frames]
+        listed = json.loads(text)[PYTHON_BACKTRACE_DOMAIN]["Frames"]
+        if not isinstance(listed, list) or len(listed) > _MAX_FRAMES:
+            return []
+        frames = [(int(f["Function"]), int(f["File"]), int(f["Line"])) for f in listed]
     except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return []
+    return frames if all(map(_is_sound, frames)) else []
 
 
 def decode_blob(blob: bytes) -> list[Frame]:
@@ -38,10 +41,17 @@ def decode_blob(blob: bytes) -> list[Frame]:
         _, _, count = _STATE.unpack_from(blob, offset)
         if count > _MAX_FRAMES or size != _STATE.size + count * _FRAME.size:
             return []
-        first = offset + _STATE.size
-        return [_FRAME.unpack_from(blob, first + i * _FRAME.size) for i in range(count)]
+        at = range(offset + _STATE.size, offset + size, _FRAME.size)
+        frames = [_FRAME.unpack_from(blob, i) for i in at]
     except (struct.error, OverflowError):
         return []
+    return frames if all(map(_is_sound, frames)) else []
+
+
+def _is_sound(frame: Frame) -> bool:
+    """Whether its numbers can be keys of StringIds and a line."""
+    function, file, line = frame
+    return 0 <= function < 1 << 63 and 0 <= file < 1 << 63 and 0 <= line < 1 << 32
 
 
 def encode_json(frames: list[Frame]) -> str:
