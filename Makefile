@@ -4,12 +4,13 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 DEMO := sample_traces/legacy-null-stream-barrier/bad.sqlite
 
-.PHONY: help demo test browser clean
+.PHONY: help demo test fuzz browser clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo   lint a sample trace that has a fault, write demo/legacy.json"
 	@echo "make test   check format, lint, types and layers, then run the tests"
+	@echo "make fuzz   damage traces in ever new ways for a minute (SECONDS=60)"
 	@echo "make clean  remove .venv and everything else that these targets write"
 
 demo: .venv/installed
@@ -25,6 +26,10 @@ test: .venv/installed-test browser
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest -q -n auto --dist loadgroup
 
+# An input that breaks something is left as crash-*.
+fuzz: .venv/installed-fuzz
+	$(BIN)/python tests/fuzz --seconds $(or $(SECONDS),60)
+
 clean:
 	rm -rf .venv build dist demo streamlint.egg-info
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
@@ -39,6 +44,11 @@ clean:
 	@echo "Installing streamlint and its test tools into .venv ..."
 	@$(PIP) install --editable '.[test]'
 	@touch .venv/installed $@
+
+.venv/installed-fuzz: pyproject.toml | .venv/installed-test
+	@echo "Installing atheris into .venv ..."
+	@$(PIP) install --editable '.[fuzz]'
+	@touch $@
 
 # The browser tests use a Chrome or Chromium; without one they are skipped, not in CI.
 browser:

@@ -37,6 +37,9 @@ _PRAGMAS = frozenset({"table_xinfo"})
 _SETTINGS = ("query_only=ON", "trusted_schema=OFF", "cell_size_check=ON", "mmap_size=0")
 
 
+_DAMAGE = (sqlite3.Error, UnicodeDecodeError, OverflowError, MemoryError)
+
+
 class _TooDear(sqlite3.DatabaseError):
     """The file asks for more time or memory than a sound one of its size."""
 
@@ -78,17 +81,18 @@ class Connection:
         with self.reading():
             self._db = sqlite3.connect(uri, uri=True)
             try:
-                self._secure()
+                self._secure(size)
             except BaseException:
                 self._db.close()
                 raise
 
-    def _secure(self) -> None:
+    def _secure(self, size: int) -> None:
         for setting in _SETTINGS:
             self._db.execute(f"PRAGMA {setting}")
         if sys.version_info >= (3, 11):
             for limit, most in (
-                (sqlite3.SQLITE_LIMIT_LENGTH, 256 << 20),
+                # No value is longer than the file; a schema may say so.
+                (sqlite3.SQLITE_LIMIT_LENGTH, min(size, 1 << 30) + _FREE_BYTES),
                 (sqlite3.SQLITE_LIMIT_SQL_LENGTH, 1 << 20),
                 (sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 100),
                 (sqlite3.SQLITE_LIMIT_COMPOUND_SELECT, 3),
@@ -115,13 +119,13 @@ class Connection:
         self._entered, self._bytes = time.thread_time(), 0
         try:
             yield
-        except (sqlite3.Error, UnicodeDecodeError, OverflowError) as error:
+        except _DAMAGE as error:
             self.refuse_change()
             # What SQLite says may quote the file, bytes and all.
-            dear = isinstance(error, _TooDear) or self._is_too_dear()
+            dear = isinstance(error, (_TooDear, MemoryError)) or self._is_too_dear()
             raise TraceError(
                 f"{self._name} is damaged: it asks for more time or memory than "
-                "a file of its size can need"
+                "a sound file of its size"
                 if dear
                 else f"{self._name} is damaged or cut off",
                 hint=REEXPORT,
