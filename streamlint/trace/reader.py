@@ -448,7 +448,7 @@ def _copied_with_side_files(path: Path) -> tempfile.TemporaryDirectory[str]:
         raise TraceError(
             f"{path.name} has a journal beside it and can't be copied to be read "
             f"({error.strerror})",
-            hint="set TMPDIR to a folder with free space, or " + _REEXPORT,
+            hint="set TMPDIR to a folder with free space, or " + REEXPORT,
         ) from error
     return folder
 
