@@ -74,7 +74,7 @@ def exported(report: Path) -> Path:
         target = cache / f"{key}.sqlite"
         if not target.exists():
             _sweep(cache)
-            export(nsys, report, target)
+            export(nsys, report, target, overwrite=False)
     except OSError as error:
         raise TraceError(
             f"{name} can't be exported ({error.strerror})",
@@ -83,9 +83,11 @@ def exported(report: Path) -> Path:
     return target
 
 
-def export(nsys: Path, report: Path, target: Path) -> None:
+def export(nsys: Path, report: Path, target: Path, *, overwrite: bool = True) -> None:
     """Export ``report`` with call stacks and payloads, all or nothing.
 
+    ``overwrite=False`` keeps a target that somebody else has made meanwhile: others
+    may be reading it.
     Raises `TraceError` if nsys can't, `OSError` if the folder can't be written.
     """
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=_UNFINISHED) as folder:
@@ -98,7 +100,19 @@ def export(nsys: Path, report: Path, target: Path) -> None:
             raise _refusal(report, done.stdout + done.stderr)
         with output.open("rb+") as file:
             os.fsync(file.fileno())  # else a crash may leave the name without the bytes
-        output.replace(target)
+        if overwrite or not _linked(output, target):
+            output.replace(target)
+
+
+def _linked(output: Path, target: Path) -> bool:
+    """Whether ``target`` is there now: ``output``, or what it was before."""
+    try:
+        target.hardlink_to(output)
+    except FileExistsError:
+        pass
+    except OSError:
+        return False  # the file system has no links
+    return True
 
 
 def _sweep(cache: Path) -> None:
