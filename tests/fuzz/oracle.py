@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
+from xml.etree import ElementTree
 
+from streamlint import reporters
 from streamlint.engine import Report, lint
 from streamlint.errors import StreamlintError
 from streamlint.escape import printable
 from streamlint.findings import Severity
 from streamlint.registry import all_rules
-from streamlint.reporters import renderer
+from streamlint.reporters import View, renderer
 from streamlint.reporters.html import in_script
 from streamlint.reporters.info import render as render_info
 from streamlint.reporters.perfetto import render as render_perfetto
@@ -82,18 +84,17 @@ def _refusals() -> Iterator[None]:
 
 
 def _check_outputs(trace: Trace, report: Report) -> None:
-    for text in (
-        renderer("text")([report], [], False, 100),
-        render_info(trace, report, 100),
-    ):
+    shown = {name: renderer(name)([report], [], View()) for name in reporters.FORMATS}
+    shown["info"] = render_info(trace, report, 100)
+    for name, text in shown.items():
         for line in text.split("\n"):
-            assert printable(line) == line, f"unescaped: {line!r}"
-    document = renderer("json")([report], [], False, 100)
-    assert document.isascii()
-    json.loads(document, parse_constant=_no_number)
-    json.loads(
-        gzip.decompress(render_perfetto(trace, report)), parse_constant=_no_number
-    )
+            assert printable(line) == line, f"{name} unescaped: {line!r}"
+    for text in (
+        *(shown["json"], shown["sarif"]),
+        gzip.decompress(render_perfetto(trace, report)).decode("ascii"),
+    ):
+        json.loads(text, parse_constant=_no_number)
+    ElementTree.fromstring(shown["junit"])
     page = in_script(capture(trace, report).head)
     assert "<" not in page
     json.loads(page, parse_constant=_no_number)
