@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from streamlint.config import Config
     from streamlint.engine import Report
     from streamlint.findings import Severity
+    from streamlint.suppression import Allowance
     from streamlint.trace.model import Trace
 
 EXIT_CLEAN, EXIT_FINDINGS, EXIT_ERROR, EXIT_NOT_ASSESSED = 0, 1, 2, 3
@@ -246,6 +247,10 @@ def lint(
             "comes before the configuration's path-map.",
         ),
     ] = None,
+    show_suppressed: Annotated[
+        bool,
+        typer.Option("--show-suppressed", help="List what is allowed, and why."),
+    ] = False,
     config: _ConfigOption = None,
     isolated: _IsolatedOption = False,
     color: Annotated[Color, typer.Option(help="Colour the text.")] = Color.AUTO,
@@ -320,6 +325,7 @@ def lint(
     for report in reports:
         for _, crash in report.crashed:
             _show_traceback(crash.traceback)
+    _tell_uses(reports)
     for wanted, file in outputs:
         if wanted is OutputFormat.PERFETTO:
             if reports:
@@ -327,7 +333,7 @@ def lint(
         elif reports or (failures and wanted not in _NEEDS_A_TRACE):
             on_screen = file is None and sys.stdout.isatty()
             colored = file is None and _use_color(color, on_screen)
-            view = View(colored, _width(on_screen), least, sources)
+            view = View(colored, _width(on_screen), least, sources, show_suppressed)
             _write(renderer(wanted.value)(reports, failures, view), file)
     code = _exit_code(reports, bool(failures), least, exit_zero=exit_zero)
     if known is not None:
@@ -570,6 +576,22 @@ def _configuration(
             f"--min-saving can't be {min_saving}", hint=f"it is {SAVING_FORM}"
         )
     return replace(held, min_saving=saving)
+
+
+def _tell_uses(reports: list[Report]) -> None:
+    """Warn of allowances that allow nothing: they may hide something later."""
+    states: dict[Allowance, set[str]] = {}
+    for report in reports:
+        for use in report.uses:
+            states.setdefault(use.allowance, set()).add(use.state)
+    for allowance, seen in states.items():
+        words = f"{allowance.origin} ({allowance.rule})"
+        if "invalid" in seen:
+            _say(f"warning: {allowance.origin} {allowance.problem}: it allows nothing")
+        elif "expired" in seen:
+            _say(f"warning: {words} expired on {allowance.until}: it allows nothing")
+        elif "unmatched" in seen and "matched" not in seen:
+            _say(f"warning: {words} matches no finding: remove it if that is fixed")
 
 
 def _page(judged: list[tuple[Trace, Report]], plotlyjs: str) -> str:

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 from streamlint.errors import ConfigError
+from streamlint.escape import without_home
 from streamlint.findings import Severity
 from streamlint.registry import all_rules, near
 from streamlint.rule import Rule
 from streamlint.settings import Settings, Threshold
-from streamlint.suppression import NO_SAVING, Policy, Saving
+from streamlint.suppression import MATCHERS, NO_SAVING, Allowance, Policy, Saving
 from streamlint.units import bytes_of, ns_of, share_of
 
 OWN_FILE, PROJECT_FILE = "streamlint.toml", "pyproject.toml"
@@ -42,6 +45,7 @@ class Config:
     min_saving: Saving = NO_SAVING
     path_map: tuple[tuple[str, str], ...] = ()
     limits: Mapping[Threshold[Any], int | float] = field(default_factory=dict)
+    allowances: tuple[Allowance, ...] = ()
     given: frozenset[str] = frozenset()
 
     @property
@@ -59,7 +63,7 @@ class Config:
     @property
     def policy(self) -> Policy:
         """What becomes of findings."""
-        return Policy(self.min_saving, self.path_map)
+        return Policy(self.min_saving, self.path_map, self.allowances)
 
 
 def load(folder: Path, named: Path | None = None) -> Config:
@@ -183,6 +187,31 @@ class _Reader:
                 )
         return tuple(value)
 
+    def patterns(self, key: str, value: object) -> tuple[str, ...]:
+        """Glob patterns; a single one, or a number, may stand alone."""
+        if value is None:
+            return ()
+        expected = "a glob pattern or a list of them"
+        values = value if isinstance(value, list) else [value]
+        for one in values:
+            number = isinstance(one, int) and not isinstance(one, bool)
+            if not number and not (isinstance(one, str) and one):
+                raise self.wrong(key, one, expected)
+        if not values:
+            raise self.wrong(key, value, expected)
+        # As all texts of a trace, they name no home.
+        return tuple(without_home(str(one)) for one in values)
+
+    def day(self, key: str, value: object) -> date | None:
+        """A date, as one of TOML or as text."""
+        if value is None or (isinstance(value, date) and type(value) is date):
+            return value
+        try:
+            return date.fromisoformat(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            expected = "the last day on which it holds, such as 2027-01-31"
+            raise self.wrong(key, value, expected) from None
+
     def rule(self, key: str, value: object) -> Rule:
         name = self.text(key, value, "the name of a rule")
         for rule in all_rules():
@@ -197,7 +226,7 @@ def _suggest(name: str, known: Iterable[str]) -> str:
     import difflib
 
     known = sorted(known)
-    last = name.rpartition(".")[2].replace("_", "-")
+    last = re.split(r"[. ]", name)[-1].replace("_", "-")
     close = difflib.get_close_matches(last, known, n=1)
     if close:
         return f"did you mean {close[0]}?"
@@ -308,6 +337,42 @@ def _number(
     return parsed
 
 
+def _allow(reader: _Reader, config: Config, value: object) -> Config:
+    if not isinstance(value, list):
+        raise reader.wrong("allow", value, "a list of tables: [[allow]]")
+    found: list[Allowance] = []
+    for number, entry in enumerate(value, 1):
+        key = f"allow {number}"
+        if not isinstance(entry, dict):
+            raise reader.wrong(key, entry, "a table: [[allow]]")
+        known = ("rule", "reason", "until", *MATCHERS)
+        for name in entry:
+            if name not in known:
+                raise reader.unknown(f"{key}: {name}", "key", known)
+        for name in ("rule", "reason"):
+            if name not in entry:
+                raise ConfigError(
+                    f"{config.origin}: {key} has no {name}",
+                    hint="name the rule and say why its finding is allowed",
+                )
+        found.append(
+            Allowance(
+                rule=reader.rule(f"{key}: rule", entry["rule"]).name,
+                reason=reader.text(
+                    f"{key}: reason", entry["reason"], "why the finding is allowed"
+                ).strip(),
+                origin=f"{config.origin}, {key}",
+                until=reader.day(f"{key}: until", entry.get("until")),
+                kernel=reader.patterns(f"{key}: kernel", entry.get("kernel")),
+                nvtx=reader.patterns(f"{key}: nvtx", entry.get("nvtx")),
+                thread=reader.patterns(f"{key}: thread", entry.get("thread")),
+                stream=reader.patterns(f"{key}: stream", entry.get("stream")),
+                source=reader.patterns(f"{key}: source", entry.get("source")),
+            )
+        )
+    return replace(config, allowances=tuple(found))
+
+
 _KEYS: dict[str, Callable[[_Reader, Config, object], Config]] = {
     "select": _select,
     "ignore": _ignore,
@@ -315,4 +380,5 @@ _KEYS: dict[str, Callable[[_Reader, Config, object], Config]] = {
     "min-saving": _min_saving,
     "path-map": _path_map,
     "rules": _rules,
+    "allow": _allow,
 }

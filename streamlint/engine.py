@@ -26,10 +26,11 @@ from streamlint.findings import (
 )
 from streamlint.fingerprint import natural
 from streamlint.overview import Overview, overview
+from streamlint.registry import all_rules
 from streamlint.replay import Replay, replay_of, span_ns
 from streamlint.rule import Rule
 from streamlint.settings import DEFAULTS, Settings
-from streamlint.suppression import Policy
+from streamlint.suppression import Gate, Policy, Suppressed, Use
 from streamlint.trace.capture import Capture
 from streamlint.trace.model import Trace
 
@@ -39,7 +40,8 @@ _ALL = Policy()
 class Judgement(NamedTuple):
     """What one rule said: findings, that it can't tell, a crash, or nothing.
 
-    ``below`` are findings that save less than the policy asks for.
+    ``below`` are findings that save less than the policy asks for, ``suppressed``
+    those that it allows.
     """
 
     rule: Rule
@@ -47,12 +49,18 @@ class Judgement(NamedTuple):
     not_assessed: NotAssessed | None = None
     crashed: Crashed | None = None
     below: tuple[Finding, ...] = ()
+    suppressed: tuple[Suppressed, ...] = ()
 
     @property
     def silent(self) -> bool:
         """Whether the rule was able to judge and found nothing."""
-        unable = self.not_assessed is not None or self.crashed is not None
-        return not (self.findings or self.below or unable)
+        found = self.findings or self.below or self.suppressed
+        return self.judged and not found
+
+    @property
+    def judged(self) -> bool:
+        """Whether the rule was able to judge."""
+        return self.not_assessed is None and self.crashed is None
 
 
 class Model(NamedTuple):
@@ -73,7 +81,8 @@ class Model(NamedTuple):
 class Report(NamedTuple):
     """Everything that was said about one trace; needs the trace no more.
 
-    ``model`` is None where no cost was replayed, ``baseline`` where none was named.
+    ``model`` is None where no cost was replayed, ``baseline`` where none was named;
+    ``uses`` says what became of the allowances of the rules that were chosen.
     """
 
     path: Path
@@ -82,6 +91,7 @@ class Report(NamedTuple):
     judgements: tuple[Judgement, ...]
     model: Model | None = None
     baseline: Baseline | None = None
+    uses: tuple[Use, ...] = ()
 
     @property
     def findings(self) -> list[tuple[Rule, Finding]]:
@@ -101,6 +111,11 @@ class Report(NamedTuple):
     def fresh(self) -> list[tuple[Rule, Finding]]:
         """The findings, in their order, that the baseline does not know as they are."""
         return [p for p in self.findings if self.standing(*p) is not Standing.KNOWN]
+
+    @property
+    def suppressed(self) -> list[tuple[Rule, Suppressed]]:
+        """All findings that are allowed, in rule order."""
+        return [(j.rule, one) for j in self.judgements for one in j.suppressed]
 
     @property
     def below(self) -> int:
@@ -127,7 +142,7 @@ class Report(NamedTuple):
         judged = [j for j in self.judgements if not j.rule.judges_capture]
         if not judged:
             judged = list(self.judgements)
-        return any(j.not_assessed is None and j.crashed is None for j in judged)
+        return any(j.judged for j in judged)
 
     def exit_code(self, fail_on: Severity) -> int:
         """0 clean, 1 fresh findings from ``fail_on`` up, 2 a crash, 3 none assessed."""
@@ -140,16 +155,14 @@ class Report(NamedTuple):
 
 def gone(baseline: Baseline, reports: Sequence[Report]) -> list[Entry]:
     """Entries that no trace shows, though their rules were assessed in all of them."""
-    judged = [
-        {
-            j.rule.name
-            for j in report.judgements
-            if j.not_assessed is None and j.crashed is None
-        }
-        for report in reports
-    ]
+    judged = [{j.rule.name for j in r.judgements if j.judged} for r in reports]
     sure = set[str].intersection(*judged) if judged else set()
-    seen = {f.fingerprint(rule.name) for r in reports for rule, f in r.findings}
+    seen = {
+        finding.fingerprint(j.rule.name)
+        for report in reports
+        for j in report.judgements
+        for finding in (*j.findings, *j.below, *(s.finding for s in j.suppressed))
+    }
     return [
         entry
         for entry in baseline.entries.values()
@@ -172,10 +185,11 @@ def lint(
     ``settings`` say how rules judge, ``policy`` what becomes of their findings.
     """
     trace.settings = settings
+    gate = Gate(trace, policy, (rule.name for rule in all_rules()))
     judgements: list[Judgement] = []
     for rule in rules:
         on_rule(rule.name)
-        judgements.append(_sorted_out(_judge(trace, rule), policy))
+        judgements.append(_sorted_out(_judge(trace, rule), policy, gate))
     changes = [
         finding.change
         for judgement in judgements
@@ -189,14 +203,32 @@ def lint(
     model = None
     if (replayed or with_model) and trace.gpu_ops.height:
         model = _model(replay_of(trace), changes)
-    return Report(trace.path, trace.capture, overview(trace), tuple(judgements), model)
+    return Report(
+        trace.path,
+        trace.capture,
+        overview(trace),
+        tuple(judgements),
+        model,
+        uses=gate.uses({j.rule.name: j.judged for j in judgements}),
+    )
 
 
-def _sorted_out(judgement: Judgement, policy: Policy) -> Judgement:
-    kept = [f for f in judgement.findings if not policy.min_saving.misses(f)]
-    below = [f for f in judgement.findings if policy.min_saving.misses(f)]
+def _sorted_out(judgement: Judgement, policy: Policy, gate: Gate) -> Judgement:
+    """The findings by what the policy makes of them; an allowed one is just that."""
+    kept: list[Finding] = []
+    below: list[Finding] = []
+    suppressed: list[Suppressed] = []
+    for finding in judgement.findings:
+        allowed = gate.suppressed(judgement.rule.name, finding)
+        placed = policy.placed(finding)
+        if allowed is not None:
+            suppressed.append(allowed._replace(finding=placed))
+        elif policy.min_saving.misses(finding):
+            below.append(placed)
+        else:
+            kept.append(placed)
     return judgement._replace(
-        findings=tuple(map(policy.placed, kept)), below=tuple(below)
+        findings=tuple(kept), below=tuple(below), suppressed=tuple(suppressed)
     )
 
 

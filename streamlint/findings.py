@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from streamlint.changes import Change
 from streamlint.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 class Severity(str, Enum):
@@ -83,8 +86,22 @@ class SourceFrame(NamedTuple):
     function: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """All calls and operations that a finding is about, as far as it has any.
+
+    Rows of `Trace.runtime_calls` and `Trace.gpu_ops`, or with some of their columns.
+    """
+
+    calls: pl.DataFrame | None
+    ops: pl.DataFrame | None
+
+
 class Where(NamedTuple):
-    """Where a finding holds. Empty tuples and None mean "not one place"."""
+    """Where a finding holds. Empty tuples and None mean "not one place".
+
+    ``rows`` are what the rest is a summary of; a report doesn't keep them.
+    """
 
     pid: int | None = None
     process: str | None = None
@@ -95,6 +112,7 @@ class Where(NamedTuple):
     kernels: tuple[str, ...] = ()
     nvtx: tuple[str, ...] = ()
     source: tuple[SourceFrame, ...] = ()
+    rows: Rows | None = None
 
 
 @dataclass(frozen=True, slots=True)

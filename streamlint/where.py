@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import polars as pl
 
-from streamlint.findings import SourceFrame, Where
+from streamlint.findings import Rows, SourceFrame, Where
 from streamlint.trace.model import Trace
 from streamlint.trace.stacks import Frame
 
@@ -58,6 +58,7 @@ def locate(
         kernels=kernels,
         nvtx=_enclosing(trace, calls),
         source=_frames(trace, calls),
+        rows=Rows(calls, ops),
     )
 
 
@@ -81,7 +82,7 @@ def sites(trace: Trace, calls: pl.DataFrame) -> pl.Series:
 
     One string a call, "file:line function" (Python) or "function (module)".
     """
-    found = _user_frames(trace, calls)
+    found = user_frames(trace, calls)
     keys = zip(calls["pid"], calls["correlation_id"], strict=True)
     texts = [
         None if (frame := found.get(key)) is None else describe(frame) for key in keys
@@ -101,7 +102,7 @@ def in_own_code(frame: SourceFrame) -> bool:
     return frame.line is not None and not _LIBRARY_FILE.search(frame.file)
 
 
-def _user_frames(
+def user_frames(
     trace: Trace, calls: pl.DataFrame
 ) -> dict[tuple[int, int], SourceFrame]:
     """The user's own innermost frame by (pid, correlation id)."""
@@ -151,7 +152,7 @@ def _native_frame(stack: list[tuple[str, str]]) -> SourceFrame | None:
 def _frames(trace: Trace, calls: pl.DataFrame | None) -> tuple[SourceFrame, ...]:
     if calls is None:
         return ()
-    counts = Counter(_user_frames(trace, calls).values())
+    counts = Counter(user_frames(trace, calls).values())
     return tuple(frame for frame, _ in counts.most_common(_MAX_NAMES))
 
 

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 
 
 class View(NamedTuple):
-    """How to show reports: colour, columns, what fails, and where the sources are."""
+    """How to show reports: colour, columns, what fails, and where the sources are.
+
+    Text lists suppressed findings if ``show_suppressed``; other formats have them.
+    """
 
     color: bool = False
     width: int = 100
     fail_on: Severity = Severity.LOW
     sources: SourceTree = SourceTree()
+    show_suppressed: bool = False
 
 
 Failure: TypeAlias = "tuple[str, StreamlintError]"

@@ -6,6 +6,7 @@ import textwrap
 
 from streamlint.config import Config
 from streamlint.registry import all_rules
+from streamlint.suppression import MATCHERS
 from streamlint.units import ns_text, share_text
 
 
@@ -44,6 +45,14 @@ def render(config: Config) -> str:
             notes = [f"default {default}"] if key in config.given else []
             notes += [threshold.counted] if threshold.counted else []
             lines.append(_line(config, key, threshold.text(value), *notes))
+    for allowance in config.allowances:
+        lines += ["", f"[[allow]]  # {config.origin}"]
+        lines.append(f"rule = {_text(allowance.rule)}")
+        lines.append(f"reason = {_text(allowance.reason)}")
+        lines += [f"until = {allowance.until}"] if allowance.until else []
+        for matcher in MATCHERS:
+            patterns = getattr(allowance, matcher)
+            lines += [f"{matcher} = {_list(patterns)}"] if patterns else []
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -15,6 +15,7 @@ from streamlint.escape import without_home
 from streamlint.findings import Finding, Severity
 from streamlint.reporters import Failure, View
 from streamlint.rule import Rule
+from streamlint.suppression import Use
 
 FORMAT_VERSION = 1
 """Grows when a reader of the document would have to change."""
@@ -100,6 +101,15 @@ def _trace(report: Report) -> dict[str, Any]:
             _finding(rule, finding, report.standing(rule, finding))
             for rule, finding in report.findings
         ],
+        "suppressed": [
+            {
+                "reason": allowed.reason,
+                "origin": allowed.origin,
+                "finding": _finding(rule, allowed.finding, None),
+            }
+            for rule, allowed in report.suppressed
+        ],
+        "allowances": [_use(use) for use in report.uses],
         "not_assessed": [
             {"rule": rule.name, "reason": why.reason, "recapture": why.recapture}
             for rule, why in report.not_assessed
@@ -108,6 +118,18 @@ def _trace(report: Report) -> dict[str, Any]:
             {"rule": rule.name, "summary": crash.summary}
             for rule, crash in report.crashed
         ],
+    }
+
+
+def _use(use: Use) -> dict[str, Any]:
+    allowance = use.allowance
+    return {
+        "rule": allowance.rule,
+        "reason": allowance.reason,
+        "origin": allowance.origin,
+        "until": None if allowance.until is None else allowance.until.isoformat(),
+        "state": use.state,
+        "findings": use.findings,
     }
 
 
@@ -193,6 +215,7 @@ def _summary(reports: Sequence[Report]) -> dict[str, Any]:
     return {
         "traces": len(reports),
         "findings": {s.value: severities[s] for s in Severity},
+        "suppressed": sum(len(r.suppressed) for r in reports),
         "below_min_saving": sum(r.below for r in reports),
         "not_assessed": sum(len(r.not_assessed) for r in reports),
         "crashed": sum(len(r.crashed) for r in reports),

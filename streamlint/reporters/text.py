@@ -20,6 +20,7 @@ from streamlint.findings import (
 )
 from streamlint.reporters import Failure, View
 from streamlint.rule import Rule
+from streamlint.suppression import Suppressed
 from streamlint.where import describe
 
 _STYLES = {
@@ -45,7 +46,7 @@ def render(reports: Sequence[Report], failures: Sequence[Failure], view: View) -
     for index, report in enumerate(reports):
         if index:
             page.line()
-        _section(page, report)
+        _section(page, report, view.show_suppressed)
     if len(reports) > 1:
         page.line()
         page.line(f"{len(reports)} traces: {totals(reports)}", "bold")
@@ -116,7 +117,7 @@ class Page:
         return buffer.getvalue()
 
 
-def _section(page: Page, report: Report) -> None:
+def _section(page: Page, report: Report, show_suppressed: bool) -> None:
     page.line(head(report), "bold")
     by_severity: dict[Severity, list[tuple[Rule, Finding]]] = {}
     for rule, finding in report.fresh:
@@ -126,6 +127,11 @@ def _section(page: Page, report: Report) -> None:
         page.line(f"{severity.value} ({len(pairs)})", _STYLES[severity])
         for rule, finding in pairs:
             _finding(page, report, rule, finding)
+    if show_suppressed and report.suppressed:
+        page.line()
+        page.line(f"suppressed ({len(report.suppressed)})", "dim")
+        for rule, allowed in report.suppressed:
+            _suppressed(page, rule, allowed)
     if report.not_assessed:
         not_assessed(page, report.not_assessed)
     for rule, crash in report.crashed:
@@ -175,6 +181,19 @@ def _finding(page: Page, report: Report, rule: Rule, finding: Finding) -> None:
     )
     page.field("look", f"{when}: {printable(first.what, 100)}")
     page.field("fix", finding.fix)
+
+
+def _suppressed(page: Page, rule: Rule, allowed: Suppressed) -> None:
+    finding = allowed.finding
+    page.line(f"  {rule.name}")
+    page.field("what", printable(finding.message))
+    place = place_words(finding)
+    if place:
+        page.field("where", place)
+    for frame in finding.where.source:
+        page.field("source", printable(describe(frame), 160))
+    page.field("reason", printable(allowed.reason))
+    page.field("by", printable(allowed.origin))
 
 
 def cost_words(cost: Cost, finding: Finding) -> str:
@@ -281,6 +300,8 @@ def totals(reports: Sequence[Report]) -> str:
     fresh = "new or grown " if any(r.baseline is not None for r in reports) else ""
     words = f"{total} {fresh}finding{'' if total == 1 else 's'}"
     words += f" ({', '.join(parts)})" if parts else ""
+    suppressed = sum(len(r.suppressed) for r in reports)
+    words += f"; {suppressed} suppressed" if suppressed else ""
     below = sum(r.below for r in reports)
     words += f"; {below} below min-saving" if below else ""
     unable = sum(len(r.not_assessed) for r in reports)

@@ -752,8 +752,21 @@ class Trace:
 
         pid, tid, start_ns, end_ns (of a mark: its start), text, domain (null for
         the default one), mark, value (numeric payload or null). Ranges that start
-        and end on different threads belong to the first.
+        and end on different threads belong to the first. Without `allow_ranges`.
         """
+        return self._ranges.filter(~_ALLOWS)
+
+    @cached_property
+    def allow_ranges(self) -> pl.DataFrame:
+        """NVTX ranges that say what streamlint shall not report; as `nvtx_ranges`.
+
+        Their texts begin with "streamlint: allow".
+        """
+        return self._ranges.filter(_ALLOWS & ~pl.col("mark"))
+
+    @cached_property
+    def _ranges(self) -> pl.DataFrame:
+        """Columns of `nvtx_ranges`."""
         events = self._nvtx
         if not events.height:
             return pl.DataFrame(schema=_NVTX_RANGE_SCHEMA)
@@ -917,6 +930,7 @@ class Trace:
         return int(pids[0]) if len(pids) == 1 else 0
 
 
+_ALLOWS = pl.col("text").str.starts_with("streamlint: allow")
 _GPU_TABLES = ("kernels", "memcpys", "memsets", "graph_traces")
 _NVTX_RANGE_SCHEMA = {
     **dict.fromkeys(("pid", "tid", "start_ns", "end_ns"), pl.Int64),
