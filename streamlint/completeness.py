@@ -339,7 +339,10 @@ def _invalid_rows(trace: Trace) -> list[Defect]:
             f"rows without usable times were left out ({names})",
             "record again with a current nsys",
             hides=Hidden.ANY,
-            share=max(_part_lost(trace, name, n) for name, n in dropped.items() if n),
+            share=max(
+                _part_lost(trace, name, n) if n >= MIN_LOST else 0.0
+                for name, n in dropped.items()
+            ),
         )
     ]
 

@@ -564,14 +564,27 @@ def test_mostly_the_time_of_the_profiler(opened: Open) -> None:
 
 def test_invalid_rows_are_rows_that_a_rule_lacks(opened: Open) -> None:
     builder = program()
-    for row in builder.rows["CUPTI_ACTIVITY_KIND_KERNEL"][:2]:
-        row["start"] = row["end"] = 0
-    trace = opened(builder)  # 2 of 20 rows are invalid
+    rows = builder.rows["CUPTI_ACTIVITY_KIND_KERNEL"]
+    rows += [{**row, "end": row["start"] - 1} for row in rows[:3]]
+    trace = opened(builder)
 
     unable = judged(trace, BLOCKING).not_assessed
 
     assert unable is not None
-    assert "rows without usable times were left out (2 of kernels)" in unable.reason
+    assert "rows without usable times were left out (3 of kernels)" in unable.reason
+
+
+def test_info_counts_the_warnings_of_nsys_and_quotes_none(tmp_path: Path) -> None:
+    builder = program()
+    path = builder.write(tmp_path / "t.sqlite")
+    assert "warnings" not in CliRunner().invoke(app, ["info", str(path)]).output
+    for severity in ("info", "warning", "error"):
+        builder.diagnostic(severity, "/home/eve/secret is odd")
+
+    done = CliRunner().invoke(app, ["info", str(builder.write(path))])
+
+    assert "warnings    2 by nsys, which it shows itself" in done.output
+    assert "secret" not in done.output
 
 
 @pytest.mark.parametrize(

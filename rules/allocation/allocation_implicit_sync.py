@@ -140,12 +140,18 @@ def _waits_on(calls: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
 
 
 def _done(ops: pl.DataFrame, instants: Int64) -> Int64:
-    """When all of the operations issued before each instant had ended."""
+    """When all of the operations issued before each instant had ended, if any.
+
+    The instant itself where there are none.
+    """
     issued = ops.select(
         pl.coalesce("issue_ns", "start_ns").alias("issue_ns"), "end_ns"
     ).sort("issue_ns")
-    done = np.append(0, np.maximum.accumulate(column(issued, "end_ns")))
-    return done[np.searchsorted(column(issued, "issue_ns"), instants, side="left")]
+    before = np.searchsorted(column(issued, "issue_ns"), instants, side="left") - 1
+    done = instants.copy()
+    ended = np.maximum.accumulate(column(issued, "end_ns"))
+    done[before >= 0] = ended[before[before >= 0]]
+    return done
 
 
 def _finding(

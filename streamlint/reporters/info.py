@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import polars as pl
+
 from streamlint.completeness import defects
 from streamlint.engine import Report
 from streamlint.escape import printable
@@ -97,6 +99,9 @@ def _facts(trace: Trace, report: Report) -> list[tuple[str, str]]:
     if facts.invalid_rows:
         dropped = ", ".join(f"{n} of {name}" for name, n in facts.invalid_rows.items())
         rows.append(("dropped", f"rows without usable times: {dropped}"))
+    warnings = trace.diagnostics.filter(pl.col("severity").is_in(("warning", "error")))
+    if warnings.height:
+        rows.append(("warnings", f"{warnings.height} by nsys, which it shows itself"))
     rows.append(("tables", ", ".join(_tables(trace))))
     return [(label, printable(value)) for label, value in rows if value]
 
