@@ -624,6 +624,14 @@ def _small_tables(shape: Shape, strings: Strings) -> dict[str, Columns]:
             "originalIP": np.arange(STACKS * FRAMES) + (140_000_000_000 << 10),
             "stackDepth": np.tile(depth, STACKS),
         },
+        **{
+            table: {
+                "id": np.arange(len(labels)),
+                "name": [label.upper() for label in labels],
+                "label": list(labels),
+            }
+            for table, labels in LABELS.items()
+        },
         "META_DATA_EXPORT": {"name": list(meta), "value": list(meta.values())},
         "META_DATA_CAPTURE": {"name": list(options), "value": list(options.values())},
     }
@@ -631,8 +639,23 @@ def _small_tables(shape: Shape, strings: Strings) -> dict[str, Columns]:
 
 # The file ------------------------------------------------------------------------
 
+LABELS = {
+    "ENUM_CUDA_MEM_KIND": (
+        *("Pageable", "Pinned", "Device", "Array", "Managed", "Device Static"),
+        *("Managed Static", "Unknown"),
+    ),
+    "ENUM_CUDA_MEMCPY_OPER": (
+        *("Unknown", "Host-to-Device", "Device-to-Host", "Host-to-Array"),
+        *("Array-to-Host", "Array-to-Array", "Array-to-Device", "Device-to-Array"),
+        *("Device-to-Device", "Host-to-Host", "Peer-to-Peer"),
+        *("Unified Host-to-Device", "Unified Device-to-Host"),
+        "Unified Device-to-Device",
+    ),
+}
+"""Names of codes; `nsys analyze` skips rules where an export lacks them."""
 LAYOUTS = {
     **LAYOUT,
+    **dict.fromkeys(LABELS, "id! name:TEXT label:TEXT"),
     "OSRT_API": "start! end! eventClass! globalTid correlationId nameId! returnValue! "
     "nestingLevel callchainId",
 }

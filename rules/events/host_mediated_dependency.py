@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import polars as pl
 
@@ -9,7 +11,7 @@ from streamlint.blocking import launches_block
 from streamlint.changes import Change
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Evidence, Finding
-from streamlint.intervals import Int64
+from streamlint.intervals import Bools, Int64
 from streamlint.replay import Edge, replay_of
 from streamlint.replay.graph import EVENT_NS
 from streamlint.rule import Outcome, rule
@@ -250,9 +252,11 @@ def _change(trace: Trace, calls: pl.DataFrame) -> Change:
     waits = replay.calls_of(calls)
     after, covered = _host_work_after(trace, waits)
     remaining = 1.0 - covered
-    ops = np.flatnonzero(np.isin(graph.issue_call, after))
-    share = dict(zip(after.tolist(), covered.tolist(), strict=True))
-    early = np.array([share[int(call)] for call in graph.issue_call[ops]])
+    part = np.full(len(graph.call_end), np.nan)
+    part[after] = covered
+    called = np.flatnonzero(graph.issue_call >= 0)
+    early = part[graph.issue_call[called]]
+    ops, early = called[~np.isnan(early)], early[~np.isnan(early)]
     issue = graph.issue_latency[ops] * (1.0 - early) + EVENT_NS * early
     returns = replay.constraints(Edge.WAIT, calls=waits)
     return Change(
@@ -266,37 +270,43 @@ def _change(trace: Trace, calls: pl.DataFrame) -> Change:
 def _host_work_after(trace: Trace, waits: Int64) -> tuple[Int64, np.ndarray]:
     """Calls between these waits and the next ones, and which part fits in the wait."""
     graph = replay_of(trace).graph
-    chosen = pl.Series("call_index", waits)
+    segments = trace.derived(_segments)
+    number = segments.number[waits]
+    blocked = graph.call_end[waits] - graph.call_first[waits]
+    blocked = blocked - graph.call_duration[waits]
+    part = np.full(len(segments.work_ns), np.nan)
+    part[number] = (blocked / segments.work_ns[number].clip(1)).clip(0.0, 1.0)
+    covered = np.where(segments.is_wait, np.nan, part[segments.number])
+    after = np.flatnonzero(~np.isnan(covered))
+    return after, covered[after]
+
+
+class _Segments(NamedTuple):
+    """Calls of a thread from one wait to the next: a number for each call.
+
+    ``work_ns`` is by number: what the thread does in a segment but for the wait.
+    """
+
+    number: Int64
+    is_wait: Bools
+    work_ns: Int64
+
+
+def _segments(trace: Trace) -> _Segments:
+    graph = replay_of(trace).graph
     blocking = ("stream sync", "event sync", "device sync", "sync memcpy")
-    wait = pl.col("kind").is_in(blocking)
-    blocked = graph.call_end - graph.call_first - graph.call_duration
-    calls = (
-        graph.calls.with_columns(
-            pl.Series("work_ns", graph.call_duration + graph.think_ns),
-            pl.Series("blocked_ns", blocked),
-            pl.col("call_index").is_in(chosen.implode()).alias("chosen"),
-            wait.alias("wait"),
-        )
-        .with_columns(
-            pl.col("wait").cum_sum().over("pid", "tid").alias("segment"),
-        )
-        .filter(pl.col("chosen").any().over("pid", "tid", "segment"))
-        .with_columns(
-            pl.col("blocked_ns").filter("chosen").first().over("pid", "tid", "segment"),
-            pl.col("work_ns")
-            .filter(~pl.col("wait"))
-            .sum()
-            .over("pid", "tid", "segment")
-            .alias("total_ns"),
-        )
-        .filter(~pl.col("wait"))
-        .with_columns(
-            (pl.col("blocked_ns") / pl.col("total_ns").clip(1))
-            .clip(0.0, 1.0)
-            .alias("part")
-        )
-    )
-    return column(calls, "call_index"), calls["part"].to_numpy()
+    is_wait = graph.calls["kind"].is_in(blocking).to_numpy()
+    pid, tid = column(graph.calls, "pid"), column(graph.calls, "tid")
+    by_thread = np.lexsort((tid, pid))
+    begins = is_wait[by_thread]
+    begins[:1] = True
+    begins[1:] |= (np.diff(pid[by_thread]) != 0) | (np.diff(tid[by_thread]) != 0)
+    number = np.empty(len(begins), dtype=np.int64)
+    number[by_thread] = np.cumsum(begins) - 1
+    work = np.where(is_wait, 0, graph.call_duration + graph.think_ns)
+    work_ns = np.zeros(int(begins.sum()), dtype=np.int64)
+    np.add.at(work_ns, number, work)
+    return _Segments(number, is_wait, work_ns)
 
 
 def _rounded(values: np.ndarray) -> Int64:
