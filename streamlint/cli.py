@@ -27,6 +27,7 @@ from streamlint.files import out_of_space, replacing, unwritable
 if TYPE_CHECKING:
     from streamlint.baseline import Baseline
     from streamlint.config import Config
+    from streamlint.diff import Side
     from streamlint.engine import Report
     from streamlint.findings import Severity
     from streamlint.suppression import Allowance
@@ -97,6 +98,14 @@ class OutputFormat(str, Enum):
 
 _NEEDS_A_TRACE = (OutputFormat.TEXT, OutputFormat.JSON)
 """Formats that say nothing without one; the others tell a machine what failed."""
+
+
+class DiffFormat(str, Enum):
+    """What `diff` writes."""
+
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
 
 
 class FailOn(str, Enum):
@@ -394,6 +403,92 @@ def report(
 
 
 @app.command()
+def diff(
+    before: Annotated[
+        Path, typer.Argument(help="A trace, or a result of lint --format json.")
+    ],
+    after: Annotated[Path, typer.Argument(help="The same, after a change.")],
+    output_format: Annotated[
+        DiffFormat, typer.Option("--format", help="What to write.")
+    ] = DiffFormat.TEXT,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write to this file instead of stdout."),
+    ] = None,
+    fail_on: Annotated[
+        FailOn | None,
+        typer.Option(
+            help="Exit with 1 if findings of this severity or above are new or have "
+            "grown (default: low)."
+        ),
+    ] = None,
+    tolerance: Annotated[
+        str,
+        typer.Option(metavar="SHARE", help="Changes of costs up to this are none."),
+    ] = "10%",
+    exit_zero: Annotated[
+        bool, typer.Option("--exit-zero", help="Exit with 0 in spite of findings.")
+    ] = False,
+    config: _ConfigOption = None,
+    isolated: _IsolatedOption = False,
+    color: Annotated[Color, typer.Option(help="Colour the text.")] = Color.AUTO,
+) -> None:
+    """Compare two traces of a program: findings gone, new, grown and shrunk."""
+    from streamlint.diff import diff as compare
+    from streamlint.findings import Severity
+    from streamlint.reporters import View
+    from streamlint.reporters.diff import renderer
+
+    _not_a_trace("--output", output)
+    share = _tolerance("--tolerance", tolerance)
+    held = _configuration(config, isolated)
+    found = compare(_side(before, held), _side(after, held), share)
+    on_screen = output is None and sys.stdout.isatty()
+    colored = output is None and _use_color(color, on_screen)
+    view = View(colored, _width(on_screen))
+    _write(renderer(output_format.value)(found, view), output)
+    least = held.fail_on if fail_on is None else Severity(fail_on.value)
+    if found.before.crashed or found.after.crashed:
+        sys.exit(EXIT_ERROR)
+    if found.worse(least) and not exit_zero:
+        sys.exit(EXIT_FINDINGS)
+    if not found.comparable:
+        sys.exit(EXIT_NOT_ASSESSED)
+
+
+def _side(path: Path, held: Config) -> Side:
+    """One side of a comparison: a trace is judged, a result is read."""
+    from streamlint.diff import side
+    from streamlint.reporters.json import document, stored
+
+    results = stored(path)
+    if results is None:
+        from streamlint.engine import lint as lint_trace
+        from streamlint.registry import select as select_rules
+
+        rules = select_rules([*held.select], [*held.ignore])
+        with _opened(path) as trace, _progress(path.name) as told:
+            report = lint_trace(
+                trace, rules, told, settings=held.settings, policy=held.policy
+            )
+        for _, crash in report.crashed:
+            _show_traceback(crash.traceback)
+        results = document([report])["traces"]
+    if len(results) != 1:
+        raise UsageError(
+            f"{path} is a result of {len(results)} traces",
+            hint="compare results of one trace each",
+        )
+    try:
+        return side(results[0])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{path} is no result of streamlint",
+            hint="write one: streamlint lint TRACE --format json",
+        ) from error
+
+
+@app.command()
 def rules() -> None:
     """List every rule with its family and what it finds."""
     from streamlint.registry import all_rules
@@ -651,14 +746,11 @@ def _pairs(option: str, values: list[str] | None) -> list[tuple[str, str]]:
 
 
 def _baseline(path: Path | None, tolerance: str | None) -> Baseline | None:
-    from streamlint.baseline import DEFAULT_TOLERANCE, parse_tolerance, read
+    from streamlint.baseline import DEFAULT_TOLERANCE, read
 
-    try:
-        share = DEFAULT_TOLERANCE if tolerance is None else parse_tolerance(tolerance)
-    except ValueError as error:
-        raise UsageError(
-            f"--baseline-tolerance {tolerance} is no share", hint="say 10% or 0.1"
-        ) from error
+    share = DEFAULT_TOLERANCE
+    if tolerance is not None:
+        share = _tolerance("--baseline-tolerance", tolerance)
     if path is None:
         if tolerance is not None:
             raise UsageError(
@@ -666,6 +758,17 @@ def _baseline(path: Path | None, tolerance: str | None) -> Baseline | None:
             )
         return None
     return read(path, share)
+
+
+def _tolerance(option: str, text: str) -> float:
+    from streamlint.baseline import parse_tolerance
+
+    try:
+        return parse_tolerance(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{option} {text} is no share", hint="say 10% or 0.1"
+        ) from error
 
 
 def _tell_gone(baseline: Baseline, reports: list[Report]) -> None:

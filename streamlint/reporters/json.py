@@ -11,6 +11,7 @@ from typing import Any
 from streamlint import __version__
 from streamlint.baseline import Standing
 from streamlint.engine import Model, Report, gone
+from streamlint.errors import UsageError
 from streamlint.escape import without_home
 from streamlint.findings import Finding, Severity
 from streamlint.reporters import Failure, View
@@ -55,6 +56,36 @@ def schema() -> dict[str, Any]:
     return loaded
 
 
+def stored(path: Path) -> list[dict[str, Any]] | None:
+    """The traces of a document that was written to ``path``; None for another file.
+
+    Raises `UsageError` for JSON that is no such document.
+    """
+    try:
+        with path.open("rb") as file:
+            if file.read(1) != b"{":
+                return None
+            loaded = json.loads(b"{" + file.read())
+    except OSError:
+        return None  # the reader of traces says what is wrong with it
+    except (ValueError, RecursionError) as error:
+        raise _no_result(path, "broken JSON") from error
+    if not isinstance(loaded.get("traces"), list):
+        raise _no_result(path, "other JSON")
+    if loaded.get("format") != FORMAT_VERSION:
+        version = loaded.get("format")
+        raise _no_result(path, f"format {version}, this version reads {FORMAT_VERSION}")
+    traces: list[dict[str, Any]] = loaded["traces"]
+    return traces
+
+
+def _no_result(path: Path, why: str) -> UsageError:
+    return UsageError(
+        f"{path} is no result of streamlint ({why})",
+        hint="write one: streamlint lint TRACE --format json",
+    )
+
+
 def _trace(report: Report) -> dict[str, Any]:
     facts, capture = report.overview, report.capture
     return {
@@ -97,6 +128,7 @@ def _trace(report: Report) -> dict[str, Any]:
             }
             for device in facts.devices
         ],
+        "rules": [judgement.rule.name for judgement in report.judgements],
         "findings": [
             _finding(rule, finding, report.standing(rule, finding))
             for rule, finding in report.findings

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from streamlint.baseline import Standing
 from streamlint.engine import Report
 from streamlint.escape import printable, without_home
-from streamlint.findings import Claim, Finding, Severity
+from streamlint.findings import Finding, Severity
 from streamlint.reporters import Failure, View
 from streamlint.reporters.text import (
+    brief_cost,
     by_reason,
     cost_words,
     duration,
@@ -30,12 +31,6 @@ from streamlint.rule import Rule
 MARK = "<!-- streamlint -->"
 MAX_CHARACTERS = 65_000
 """GitHub takes comments of 65,536; the workflow may add a line."""
-_CLAIMS = {
-    Claim.WHAT_IF: "about {}",
-    Claim.UPPER_BOUND: "at most {}",
-    Claim.LOWER_BOUND: "at least {}",
-    Claim.DIRECT: "takes {}",
-}
 _SPECIAL = re.compile(r"[\\`*_{}\[\]~|]")
 _MAX_MESSAGE = 600
 
@@ -121,7 +116,7 @@ def _cost(finding: Finding) -> str:
     cost = finding.cost
     if cost.ns is None or cost.share is None:
         return "not priced"
-    return f"{_CLAIMS[cost.claim].format(duration(cost.ns))} ({100 * cost.share:.1f} %)"
+    return brief_cost(cost.claim, cost.ns, cost.share)
 
 
 def _details(rule: Rule, finding: Finding) -> list[str]:

@@ -23,7 +23,7 @@ from streamlint.rule import Rule
 from streamlint.suppression import Suppressed
 from streamlint.where import describe
 
-_STYLES = {
+STYLES = {
     Severity.ERROR: "bold red",
     Severity.HIGH: "red",
     Severity.MEDIUM: "yellow",
@@ -34,6 +34,12 @@ _CLAIMS = {
     Claim.WHAT_IF: "fixing it saves about {}",
     Claim.UPPER_BOUND: "costs at most {}",
     Claim.LOWER_BOUND: "costs at least {}",
+    Claim.DIRECT: "takes {}",
+}
+_BRIEF_CLAIMS = {
+    Claim.WHAT_IF: "about {}",
+    Claim.UPPER_BOUND: "at most {}",
+    Claim.LOWER_BOUND: "at least {}",
     Claim.DIRECT: "takes {}",
 }
 _MAX_NAME = 72
@@ -124,7 +130,7 @@ def _section(page: Page, report: Report, show_suppressed: bool) -> None:
         by_severity.setdefault(finding.severity, []).append((rule, finding))
     for severity, pairs in by_severity.items():
         page.line()
-        page.line(f"{severity.value} ({len(pairs)})", _STYLES[severity])
+        page.line(f"{severity.value} ({len(pairs)})", STYLES[severity])
         for rule, finding in pairs:
             _finding(page, report, rule, finding)
     if show_suppressed and report.suppressed:
@@ -205,6 +211,11 @@ def cost_words(cost: Cost, finding: Finding) -> str:
     if cost.basis == UNPROFILED:
         amount += " of the unprofiled run"
     return f"{_CLAIMS[cost.claim].format(amount)} ({cost.method}); {sure}"
+
+
+def brief_cost(claim: Claim, ns: int, share: float) -> str:
+    """A cost in a few words, for a table."""
+    return f"{_BRIEF_CLAIMS[claim].format(duration(ns))} ({100 * share:.1f} %)"
 
 
 def place_words(finding: Finding) -> str:
