@@ -252,8 +252,7 @@ def lint(
         list[str] | None,
         typer.Option(
             metavar="FROM=TO",
-            help="A recorded folder of sources and where it is here (repeatable); "
-            "comes before the configuration's path-map.",
+            help="A recorded folder of sources and where it is here (repeatable).",
         ),
     ] = None,
     show_suppressed: Annotated[
@@ -275,7 +274,9 @@ def lint(
         from streamlint.reporters.places import SourceTree
 
         held = _configuration(config, isolated, min_saving)
-        held = replace(held, path_map=(*_pairs("--path-map", path_map), *held.path_map))
+        pairs = [*_pairs("--path-map", path_map), *held.path_map]
+        pairs.sort(key=lambda pair: -len(pair[0]))
+        held = replace(held, path_map=tuple(pairs))
         chosen, left_out = _names(select), _names(ignore)
         if not chosen:
             chosen, left_out = [*held.select], [*held.ignore, *left_out]
@@ -302,7 +303,7 @@ def lint(
             "a Perfetto trace is no text for a terminal",
             hint="add --output FILE.json.gz and open it in ui.perfetto.dev",
         )
-    known = _baseline(baseline, baseline_tolerance)
+    known = _baseline(baseline, baseline_tolerance, held.baseline_tolerance)
     sources = SourceTree.around(Path.cwd())
     with_model = html is not None or OutputFormat.JSON in [f for f, _ in outputs]
     timeline = b""
@@ -423,9 +424,11 @@ def diff(
         ),
     ] = None,
     tolerance: Annotated[
-        str,
-        typer.Option(metavar="SHARE", help="Changes of costs up to this are none."),
-    ] = "10%",
+        str | None,
+        typer.Option(
+            metavar="SHARE", help="Changes of costs up to this are none (default: 10%)."
+        ),
+    ] = None,
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="Exit with 0 in spite of findings.")
     ] = False,
@@ -440,8 +443,10 @@ def diff(
     from streamlint.reporters.diff import renderer
 
     _not_a_trace("--output", output)
-    share = _tolerance("--tolerance", tolerance)
     held = _configuration(config, isolated)
+    share = held.baseline_tolerance
+    if tolerance is not None:
+        share = _tolerance("--tolerance", tolerance)
     found = compare(_side(before, held), _side(after, held), share)
     on_screen = output is None and sys.stdout.isatty()
     colored = output is None and _use_color(color, on_screen)
@@ -465,11 +470,14 @@ def _side(path: Path, held: Config) -> Side:
     if results is None:
         from streamlint.engine import lint as lint_trace
         from streamlint.registry import select as select_rules
+        from streamlint.suppression import NO_SAVING
 
         rules = select_rules([*held.select], [*held.ignore])
+        # What falls below min-saving has shrunk; it isn't gone.
+        policy = replace(held, min_saving=NO_SAVING).policy
         with _opened(path) as trace, _progress(path.name) as told:
             report = lint_trace(
-                trace, rules, told, settings=held.settings, policy=held.policy
+                trace, rules, told, settings=held.settings, policy=policy
             )
         for _, crash in report.crashed:
             _show_traceback(crash.traceback)
@@ -745,10 +753,11 @@ def _pairs(option: str, values: list[str] | None) -> list[tuple[str, str]]:
     return pairs
 
 
-def _baseline(path: Path | None, tolerance: str | None) -> Baseline | None:
-    from streamlint.baseline import DEFAULT_TOLERANCE, read
+def _baseline(
+    path: Path | None, tolerance: str | None, share: float
+) -> Baseline | None:
+    from streamlint.baseline import read
 
-    share = DEFAULT_TOLERANCE
     if tolerance is not None:
         share = _tolerance("--baseline-tolerance", tolerance)
     if path is None:

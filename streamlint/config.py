@@ -17,6 +17,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from streamlint.baseline import DEFAULT_TOLERANCE, parse_tolerance
 from streamlint.errors import ConfigError
 from streamlint.escape import without_home
 from streamlint.findings import Severity
@@ -43,6 +44,7 @@ class Config:
     ignore: tuple[str, ...] = ()
     fail_on: Severity = Severity.LOW
     min_saving: Saving = NO_SAVING
+    baseline_tolerance: float = DEFAULT_TOLERANCE
     path_map: tuple[tuple[str, str], ...] = ()
     limits: Mapping[Threshold[Any], int | float] = field(default_factory=dict)
     allowances: tuple[Allowance, ...] = ()
@@ -275,6 +277,17 @@ def saving_of(text: str) -> Saving | None:
     return None if ns is None and share is None else Saving(ns, share)
 
 
+def _baseline_tolerance(reader: _Reader, config: Config, value: object) -> Config:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    try:
+        if not number and not isinstance(value, str):
+            raise ValueError
+        return replace(config, baseline_tolerance=parse_tolerance(str(value)))
+    except ValueError as error:
+        expected = 'a share from 0, such as "10%" or 0.1'
+        raise reader.wrong("baseline-tolerance", value, expected) from error
+
+
 def _path_map(reader: _Reader, config: Config, value: object) -> Config:
     pairs: list[tuple[str, str]] = []
     for old, new in reader.table("path-map", value).items():
@@ -378,6 +391,7 @@ _KEYS: dict[str, Callable[[_Reader, Config, object], Config]] = {
     "ignore": _ignore,
     "fail-on": _fail_on,
     "min-saving": _min_saving,
+    "baseline-tolerance": _baseline_tolerance,
     "path-map": _path_map,
     "rules": _rules,
     "allow": _allow,

@@ -114,6 +114,36 @@ def test_a_grown_finding_fails(run: Run, tmp_path: Path) -> None:
     assert result["baselineState"] == "updated"
 
 
+def test_the_tolerance_can_be_configured(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before, worse = churn(Path("1.sqlite")), churn(Path("2.sqlite"), us=200)
+    run("lint", before, "--write-baseline", "known.json")
+    args = ("lint", worse, "--baseline", "known.json")
+    assert run(*args).code == run("diff", before, worse).code == 1
+    Path("streamlint.toml").write_text('baseline-tolerance = "200 %"')
+    assert run(*args).code == run("diff", before, worse).code == 0
+    assert 'baseline-tolerance = "200%"  # streamlint.toml' in run("config", "show").out
+    assert run(*args, "--baseline-tolerance", "10%").code == 1
+    assert run("diff", before, worse, "--tolerance", "0.1").code == 1
+    for bad in ('"much"', "-1", "true", "[]"):
+        Path("streamlint.toml").write_text(f"baseline-tolerance = {bad}")
+        done = run(*args)
+        assert done.code == 2
+        assert "baseline-tolerance can't be " in done.err
+
+
+def test_what_falls_below_min_saving_is_neither_gone_nor_unchanged(
+    run: Run, tmp_path: Path
+) -> None:
+    known = tmp_path / "known.json"
+    run("lint", BAD, "--write-baseline", known)
+    done = run("lint", BAD, "--baseline", known, "--min-saving", "1s")
+    assert (done.code, done.err) == (0, "")
+    assert "1 below min-saving" in done.out
+
+
 def test_a_longer_recording_grows_nothing(run: Run, tmp_path: Path) -> None:
     known, short = tmp_path / "known.json", churn(tmp_path / "1.sqlite", rounds=30)
     run("lint", short, "--write-baseline", known)

@@ -174,9 +174,9 @@ def test_sarif_rules_explain_themselves(run: Run) -> None:
         ),
         pytest.param(
             "/workspace/app/train.py",
-            ("--path-map=/workspace/app/=src", "--path-map=/workspace=old"),
+            ("--path-map=/workspace=old", "--path-map=/workspace/app/=src"),
             ("src/train.py", 12),
-            id="the first that fits",
+            id="the longest that fits",
         ),
         pytest.param(
             "/workspace/application/train.py",

@@ -22,6 +22,11 @@ def render(config: Config) -> str:
         _line(config, "ignore", _list(config.ignore)),
         _line(config, "fail-on", _text(config.fail_on.value)),
         _line(config, "min-saving", _text(least)),
+        _line(
+            config,
+            "baseline-tolerance",
+            _text(f"{100 * config.baseline_tolerance:.6g}%"),
+        ),
     ]
     if config.path_map:
         lines += ["", "[path-map]"]
