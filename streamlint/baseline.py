@@ -21,7 +21,7 @@ from streamlint.fingerprint import stable
 
 FORMAT_VERSION = 1
 DEFAULT_TOLERANCE = 0.1
-"""Two captures of one program differ by less (docs/ci.md)."""
+"""By less do most costs differ from run to run (docs/ci.md)."""
 _FIELDS = ("rule", "label", "fingerprint", "claim", "ns", "share", "occurrences")
 
 

@@ -346,7 +346,7 @@ def lint(
             view = View(colored, _width(on_screen), least, sources, show_suppressed)
             _write(renderer(wanted.value)(reports, failures, view), file)
     code = _exit_code(reports, bool(failures), least, exit_zero=exit_zero)
-    if known is not None:
+    if known is not None and not failures:  # a trace that wasn't read may show it
         _tell_gone(known, reports)
     if write_baseline is not None:
         code = _write_baseline(write_baseline, known, reports, code)

@@ -199,6 +199,18 @@ def test_what_was_not_judged_is_not_gone(
     assert known.read_text() == before
 
 
+def test_what_a_trace_that_was_not_read_may_show_is_not_gone(
+    run: Run, tmp_path: Path
+) -> None:
+    known = tmp_path / "known.json"
+    run("lint", BAD, "--write-baseline", known)
+    done = run("lint", FIXED, "no.sqlite", "--baseline", known)
+    assert done.code == 2
+    assert "no longer found" not in done.err
+    found = document(run, FIXED, "no.sqlite", "--baseline", known)
+    assert found["baseline"]["gone"] == []
+
+
 def test_the_file_is_made_for_version_control(run: Run, tmp_path: Path) -> None:
     one, two = tmp_path / "1.json", tmp_path / "2.json"
     run("lint", MISC, BAD, "--write-baseline", one)

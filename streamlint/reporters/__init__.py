@@ -30,8 +30,6 @@ Failure: TypeAlias = "tuple[str, StreamlintError]"
 """A trace that could not be read: its path and why."""
 Render: TypeAlias = "Callable[[Sequence[Report], Sequence[Failure], View], str]"
 
-FORMATS = ("text", "json", "sarif", "github", "markdown", "junit")
-
 
 def renderer(name: str) -> Render:
     """The renderer of this format, imported only now."""

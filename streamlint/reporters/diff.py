@@ -18,7 +18,6 @@ from streamlint.reporters.text import STYLES, Page, brief_cost, duration
 FORMAT_VERSION = 1
 """Grows when a reader of the JSON document would have to change."""
 MARK = "<!-- streamlint diff -->"
-FORMATS = ("text", "json", "markdown")
 _HEADINGS = {
     Kind.NEW: "new",
     Kind.GROWN: "grown",

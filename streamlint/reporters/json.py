@@ -45,7 +45,7 @@ def document(
             for path, error in failures
         ],
         "summary": _summary(reports),
-        "baseline": _baseline(reports),
+        "baseline": _baseline(reports, complete=not failures),
     }
 
 
@@ -225,7 +225,7 @@ def _finding(rule: Rule, finding: Finding, standing: Standing | None) -> dict[st
     }
 
 
-def _baseline(reports: Sequence[Report]) -> dict[str, Any] | None:
+def _baseline(reports: Sequence[Report], *, complete: bool) -> dict[str, Any] | None:
     """How the findings stand against the baseline, which all reports share."""
     baseline = reports[0].baseline if reports else None
     if baseline is None:
@@ -237,7 +237,8 @@ def _baseline(reports: Sequence[Report]) -> dict[str, Any] | None:
         **{standing.value: counts[standing] for standing in Standing},
         "gone": [
             {"rule": entry.rule, "label": entry.label, "fingerprint": entry.fingerprint}
-            for entry in gone(baseline, reports)
+            # A trace that wasn't read may show it.
+            for entry in (gone(baseline, reports) if complete else ())
         ],
     }
 
