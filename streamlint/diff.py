@@ -15,12 +15,17 @@ from streamlint.findings import Claim, Severity
 
 
 class Kind(str, Enum):
-    """What became of a finding; `UNTOLD`: its rule can't be judged any more."""
+    """What became of a finding.
+
+    `SUPPRESSED`: it is there, but allowed now; `UNTOLD`: its rule can't be judged any
+    more.
+    """
 
     NEW = "new"
     GROWN = "grown"
     SHRUNK = "shrunk"
     GONE = "gone"
+    SUPPRESSED = "suppressed"
     UNTOLD = "untold"
     SAME = "same"
 
@@ -50,7 +55,8 @@ class Side(NamedTuple):
     """One trace: its findings by fingerprint, and the rules that could be judged.
 
     ``rules`` is None in results of versions that don't name them: all that aren't
-    among ``untold``, rules that could not tell or crashed, with why.
+    among ``untold``, rules that could not tell or crashed, with why. ``suppressed``
+    has the reasons of findings that are allowed, by fingerprint.
     """
 
     path: str
@@ -59,6 +65,7 @@ class Side(NamedTuple):
     items: Mapping[str, Item]
     rules: frozenset[str] | None
     untold: Mapping[str, str]
+    suppressed: Mapping[str, str]
     crashed: bool
 
     @property
@@ -143,6 +150,10 @@ def side(trace: Mapping[str, Any]) -> Side:
         items=items,
         rules=None if rules is None else frozenset(map(str, rules)),
         untold={**untold, **crashed},
+        suppressed={
+            str(allowed["finding"]["fingerprint"]): str(allowed["reason"])
+            for allowed in trace.get("suppressed", ())
+        },
         crashed=bool(crashed),
     )
 
@@ -188,9 +199,13 @@ def _fate(
 ) -> Fate:
     if old is None:
         assert new is not None
-        unsure = "" if before.judged(new.rule) else "not assessed before"
-        return Fate(Kind.NEW, None, new, unsure)
+        note = "" if before.judged(new.rule) else "not assessed before"
+        if new.fingerprint in before.suppressed:
+            note = "suppressed before"
+        return Fate(Kind.NEW, None, new, note)
     if new is None:
+        if old.fingerprint in after.suppressed:
+            return Fate(Kind.SUPPRESSED, old, None, after.suppressed[old.fingerprint])
         if after.judged(old.rule):
             return Fate(Kind.GONE, old, None)
         return Fate(Kind.UNTOLD, old, None, after.untold.get(old.rule, "not selected"))

@@ -157,6 +157,19 @@ def test_lint_annotates_summarizes_and_writes_sarif(runner: Runner) -> None:
     assert {result["kind"] for result in log["runs"][0]["results"]} == {"fail"}
 
 
+def test_code_scanning_gets_no_suppressed_findings(
+    runner: Runner, tmp_path: Path
+) -> None:
+    (tmp_path / "streamlint.toml").write_text(
+        '[[allow]]\nrule = "legacy-null-stream-barrier"\nreason = "by design"\n'
+    )
+    done = runner("Lint", {"inputs.traces": f"{BAD}"})
+    assert done.outputs["exit-code"] == "0"
+    log = json.loads(Path(done.outputs["sarif"]).read_text(encoding="utf-8"))
+    assert log["runs"][0]["results"] == []
+    assert "by design" in done.summary
+
+
 def test_lint_passes_inputs_on(runner: Runner, tmp_path: Path) -> None:
     folder = tmp_path / "traces of $(touch owned)"
     (folder / "deep" / "er").mkdir(parents=True)

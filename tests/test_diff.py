@@ -142,6 +142,19 @@ def test_what_can_not_be_told_any_more_is_not_gone(run: Run, tmp_path: Path) -> 
     assert (new["change"], new["note"]) == ("new", "not assessed before")
 
 
+def test_what_is_suppressed_now_is_not_gone(run: Run, tmp_path: Path) -> None:
+    (finding,) = json.loads(run("lint", BAD, "--format", "json").out)["traces"][0][
+        "findings"
+    ]
+    allowed = {"reason": "by design", "origin": "a file", "finding": finding}
+    after = edited(run, tmp_path / "a.json", findings=[], suppressed=[allowed])
+    (found,) = document(run, BAD, after)["findings"]
+    assert (found["change"], found["note"]) == ("suppressed", "by design")
+    assert "suppressed now (1)" in run("diff", BAD, after).out
+    (found,) = document(run, after, BAD)["findings"]
+    assert (found["change"], found["note"]) == ("new", "suppressed before")
+
+
 def test_nothing_to_compare_is_no_success(run: Run) -> None:
     assert run("diff", BAD, UNASSESSABLE).code == 3
     assert run("diff", UNASSESSABLE, UNASSESSABLE).code == 3

@@ -274,6 +274,37 @@ def test_sarif_text_is_no_link_or_placeholder(run: Run, tmp_path: Path) -> None:
     assert "{{0}" in text
 
 
+def test_what_is_allowed_is_told_and_does_not_fail(
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sarif_schema: Draft4Validator,
+    junit_schema: xmlschema.XMLSchema10,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rule, reason = "legacy-null-stream-barrier", "the | barrier is <meant>"
+    (tmp_path / "streamlint.toml").write_text(
+        f'[[allow]]\nrule = "{rule}"\nreason = "{reason}"\n'
+    )
+    document = log(run, BAD)
+    sarif_schema.validate(document)
+    (result,) = results(document, rule)
+    (suppression,) = result["suppressions"]
+    assert (suppression["kind"], suppression["status"]) == ("external", "accepted")
+    assert suppression["justification"].startswith(reason)
+    done = run("lint", BAD, "--format=junit")
+    assert done.code == 0
+    junit_schema.validate(done.out)
+    (case,) = ET.fromstring(done.out).iterfind(f".//testcase[@name='{rule}']")
+    assert case.find("failure") is None
+    assert reason in case.findtext("system-out", "")
+    page = shown(run("lint", BAD, "--format=markdown").out)
+    assert reason in page.text
+    assert page.tags <= OWN_TAGS
+    (annotation,) = commands(run("lint", BAD, "--format=github").out)
+    assert annotation[1]["title"] == "streamlint: 4 not assessed"
+
+
 # GitHub -------------------------------------------------------------------------------
 
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class View(NamedTuple):
     """How to show reports: colour, columns, what fails, and where the sources are.
 
-    Text lists suppressed findings if ``show_suppressed``; other formats have them.
+    Text lists suppressed findings if ``show_suppressed``; annotations have none, the
+    other formats always have them.
     """
 
     color: bool = False
@@ -29,6 +30,8 @@ class View(NamedTuple):
 Failure: TypeAlias = "tuple[str, StreamlintError]"
 """A trace that could not be read: its path and why."""
 Render: TypeAlias = "Callable[[Sequence[Report], Sequence[Failure], View], str]"
+
+FORMATS = ("text", "json", "sarif", "github", "markdown", "junit")
 
 
 def renderer(name: str) -> Render:

@@ -23,6 +23,7 @@ _HEADINGS = {
     Kind.GROWN: "grown",
     Kind.SHRUNK: "shrunk",
     Kind.GONE: "gone",
+    Kind.SUPPRESSED: "suppressed now",
     Kind.UNTOLD: "can't be told any more",
 }
 
@@ -231,6 +232,8 @@ def _total(diff: Diff) -> str:
     words = [f"{counts[k]} {k.value}" for k in (Kind.NEW, Kind.GROWN)]
     words += [f"{counts[k]} {k.value}" for k in (Kind.SHRUNK, Kind.GONE)]
     words += [f"{counts[Kind.SAME]} unchanged"]
+    if counts[Kind.SUPPRESSED]:
+        words += [f"{counts[Kind.SUPPRESSED]} suppressed now"]
     if counts[Kind.UNTOLD]:
         words += [f"{counts[Kind.UNTOLD]} that can't be told any more"]
     return ", ".join(words)

@@ -70,10 +70,14 @@ def _case(
             message += f" (and {len(failing) - 1} more)"
         body = "\n\n".join(_words(finding, view) for finding in failing)
         _outcome(case, "failure", worst.severity.value, message, body)
-    passing = [f for f in fresh if f not in failing]
-    if passing:
+    notes = [_words(finding, view) for finding in fresh if finding not in failing]
+    notes += [
+        f"suppressed: {allowed.reason} ({allowed.origin}): {allowed.finding.message}"
+        for allowed in judgement.suppressed
+    ]
+    if notes:
         out = ET.SubElement(case, "system-out")
-        out.text = _text("\n\n".join(_words(finding, view) for finding in passing))
+        out.text = _text("\n\n".join(notes))
 
 
 def _words(finding: Finding, view: View) -> str:

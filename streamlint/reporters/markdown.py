@@ -37,7 +37,8 @@ _MAX_MESSAGE = 600
 
 def render(reports: Sequence[Report], failures: Sequence[Failure], view: View) -> str:
     """One comment about all traces; the cheapest findings go if it gets too long."""
-    count = max((len(report.fresh) for report in reports), default=0)
+    lengths = (n for r in reports for n in (len(r.fresh), len(r.suppressed)))
+    count = max(lengths, default=0)
     while True:
         text = _comment(reports, failures, view, count)
         if len(text) <= MAX_CHARACTERS or not count:
@@ -90,6 +91,13 @@ def _trace(report: Report, view: View, count: int) -> list[str]:
             lines += [f"  - **Why:** {escaped(why.reason)}"]
             lines += [f"  - **How to record it:** {escaped(why.recapture)}", ""]
         lines += ["</details>", ""]
+    if report.suppressed[:count]:
+        count_of = len(report.suppressed)
+        lines += [f"<details><summary>Suppressed ({count_of})</summary>", ""]
+        for rule, allowed in report.suppressed[:count]:
+            reason = f"{allowed.reason} ({allowed.origin})"
+            lines += [f"- {_code(rule.name)}: {escaped(reason, _MAX_MESSAGE)}"]
+        lines += ["", "</details>", ""]
     for rule, crash in report.crashed:
         lines += [f"**Crashed:** {_code(rule.name)}: {escaped(crash.summary)}", ""]
     known = known_words(report)

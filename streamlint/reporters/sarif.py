@@ -24,6 +24,7 @@ from streamlint.reporters import Failure, View
 from streamlint.reporters.places import Place, SourceTree
 from streamlint.reporters.text import cost_words, place_words
 from streamlint.rule import Rule
+from streamlint.suppression import Suppressed
 
 MAX_RESULTS = 25_000
 MAX_GZIP_BYTES = 10_000_000
@@ -129,20 +130,26 @@ def _rule(rule: Rule) -> dict[str, Any]:
 def _results(reports: Sequence[Report], view: View) -> tuple[list[dict[str, Any]], int]:
     """At most `MAX_RESULTS` of all results, and how many these are.
 
-    Findings of all traces, the costliest first, then what could not be told.
+    Findings of all traces, the costliest first, then those that are
+    allowed, then what could not be told.
     """
     found = [(report, *pair) for report in reports for pair in report.findings]
     found.sort(key=lambda f: (f[2].severity.rank, -(f[2].cost.ns or 0)))
+    allowed = [(report, *pair) for report in reports for pair in report.suppressed]
     untold = [(report, *pair) for report in reports for pair in report.not_assessed]
     results = [
         _finding(report, rule, finding, view.sources)
         for report, rule, finding in found[:MAX_RESULTS]
     ]
     results += [
+        _suppressed(report, rule, one, view.sources)
+        for report, rule, one in allowed[: MAX_RESULTS - len(results)]
+    ]
+    results += [
         _open(report, rule, why, view.sources)
         for report, rule, why in untold[: MAX_RESULTS - len(results)]
     ]
-    return results, len(found) + len(untold)
+    return results, len(found) + len(allowed) + len(untold)
 
 
 def _finding(
@@ -197,6 +204,23 @@ def _finding(
     standing = report.standing(rule, finding)
     if standing is not None:
         result["baselineState"] = _STATES[standing]
+    return result
+
+
+def _suppressed(
+    report: Report, rule: Rule, allowed: Suppressed, sources: SourceTree
+) -> dict[str, Any]:
+    result = _finding(report, rule, allowed.finding, sources)
+    result.pop("baselineState", None)  # a baseline has only what is reported
+    in_source = allowed.origin.startswith("NVTX range")
+    why = f"{allowed.reason} ({allowed.origin})"
+    result["suppressions"] = [
+        {
+            "kind": "inSource" if in_source else "external",
+            "status": "accepted",
+            "justification": printable(without_home(why), _MAX_TEXT),
+        }
+    ]
     return result
 
 
