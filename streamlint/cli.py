@@ -647,7 +647,7 @@ def redact(
         source = exported(source)
     removed = redact_trace(source, target, programs=programs, names=names).removed
     lines = [f"removed or rewritten: {n} {what}\n" for what, n in removed.items()]
-    lines += [f"look through {target} before you pass it on\n"]
+    lines += [f"look through {printable(str(target))} before you pass it on\n"]
     _write("".join(lines), None)
 
 

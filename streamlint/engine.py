@@ -185,6 +185,7 @@ def lint(
     ``settings`` say how rules judge, ``policy`` what becomes of their findings.
     """
     trace.settings = settings
+    trace.refuse_a_crowd()
     gate = Gate(trace, policy, (rule.name for rule in all_rules()))
     judgements: list[Judgement] = []
     for rule in rules:

@@ -41,6 +41,8 @@ def printable(text: str, limit: int | None = None) -> str:
     """
     if limit is not None and len(text) > limit:
         text = text[: limit - 1] + "…"
+    if text.isprintable():
+        return text
     return "".join(_escape(character) for character in text)
 
 

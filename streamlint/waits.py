@@ -130,12 +130,17 @@ def _host_waits(trace: Trace) -> pl.DataFrame:
     busy = device_busy(trace)
     pids = {*ops["pid"].unique()}
     parts: list[pl.DataFrame] = []
-    for (pid, tid), waits in calls.group_by("pid", "tid", maintain_order=True):
+    for (pid,), waits in calls.group_by("pid", maintain_order=True):
         own = ops if pids == {pid} else ops.filter(pl.col("pid") == pid)
-        mine = own.filter(pl.col("tid") == tid)
-        parts.append(_after_waits(waits, own, mine, busy))
+        issued = _issued(own)
+        by_thread = issued.partition_by("tid", as_dict=True)
+        of_threads = [
+            _after_waits(mine, by_thread.get(tid, issued.clear()), busy)
+            for tid, mine in waits.group_by("tid", maintain_order=True)
+        ]
+        parts.append(_with_pending(pl.concat(of_threads), own))
     if not parts:
-        parts = [_after_waits(calls, ops, ops.clear(), busy)]
+        parts = [_with_pending(_after_waits(calls, _issued(ops.clear()), busy), ops)]
     return pl.concat(parts).sort("start_ns", "end_ns")
 
 
@@ -160,20 +165,12 @@ def _waiting_calls(trace: Trace) -> pl.DataFrame:
     return pl.concat([waits, copies.select(columns)]).sort("start_ns", "end_ns")
 
 
-def _after_waits(
-    waits: pl.DataFrame,
-    ops: pl.DataFrame,
-    own: pl.DataFrame,
-    busy: dict[tuple[int, int], Intervals],
-) -> pl.DataFrame:
-    """The waits of one thread with what followed them.
-
-    ``ops`` are the operations of its process, ``own`` those that it issued itself.
-    """
-    starts, ends = column(waits, "start_ns"), column(waits, "end_ns")
-    issued = (
-        own.group_by("correlation_id")
+def _issued(ops: pl.DataFrame) -> pl.DataFrame:
+    """What each call of each thread issued, in the order of the calls."""
+    return (
+        ops.group_by("tid", "correlation_id")
         .agg(
+            pl.col("pid").first(),
             pl.col("issue_ns").min(),
             pl.col("start_ns").min(),
             pl.col("stream_id").first(),
@@ -183,6 +180,13 @@ def _after_waits(
         )
         .sort("issue_ns")
     )
+
+
+def _after_waits(
+    waits: pl.DataFrame, issued: pl.DataFrame, busy: dict[tuple[int, int], Intervals]
+) -> pl.DataFrame:
+    """The waits of one thread with what followed them of ``issued``, its own."""
+    starts, ends = column(waits, "start_ns"), column(waits, "end_ns")
     issue = column(issued, "issue_ns")
     after = np.searchsorted(issue, ends, side="left")
     has_next = after < len(issue)
@@ -199,23 +203,31 @@ def _after_waits(
         # The device meant is the one that the thread used before the wait.
         before = np.maximum(np.searchsorted(issue, starts, side="left") - 1, 0)
         devices = issued["device_id"].to_numpy()[before]
-        pid = int(ops["pid"][0])
+        pid = int(issued["pid"][0])
         for device_id in {*issued["device_id"].unique()} - {None}:
             here = devices == device_id
             running = busy[pid, device_id].overlap_ns(starts[here], until[here])
             idle[here] = until[here] - starts[here] - running
-    next_stream = _nullable("next_stream_id", issued["stream_id"], at, has_next)
-    count, next_was_pending = _pending(ops, starts, next_stream)
-    waits_for_more = (count > 1) | ((count == 1) & ~next_was_pending)
-    of_device = (waits["kind"] == "device sync").to_numpy()
     return waits.with_columns(
-        pl.Series("pending_streams", count, dtype=pl.Int64),
         _nullable("next_issue_ns", issued["issue_ns"], at, has_next),
-        next_stream,
-        pl.Series("next_was_pending", next_was_pending, dtype=pl.Boolean),
+        _nullable("next_stream_id", issued["stream_id"], at, has_next),
         pl.Series("readback", _after_readback(issued, starts), dtype=pl.Boolean),
         pl.Series("idle_ns", idle, dtype=pl.Int64),
         pl.Series("saving_ns", np.minimum(idle, ends - starts), dtype=pl.Int64),
+    )
+
+
+def _with_pending(waits: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
+    """The waits of a process with what its operations ``ops`` had left to do."""
+    count, next_was_pending = _pending(
+        ops, column(waits, "start_ns"), waits["next_stream_id"]
+    )
+    waits_for_more = (count > 1) | ((count == 1) & ~next_was_pending)
+    of_device = (waits["kind"] == "device sync").to_numpy()
+    has_next = waits["next_issue_ns"].is_not_null().to_numpy()
+    return waits.with_columns(
+        pl.Series("pending_streams", count, dtype=pl.Int64),
+        pl.Series("next_was_pending", next_was_pending, dtype=pl.Boolean),
         pl.Series("over_broad", of_device & has_next & waits_for_more),
     )
 
@@ -237,25 +249,47 @@ def _pending(
     ops: pl.DataFrame, instants: Int64, next_stream: pl.Series
 ) -> tuple[Int64, Bools]:
     """How many streams had unfinished work at each instant; if the next one had."""
-    count = np.zeros(len(instants), dtype=np.int64)
-    next_was_pending = np.zeros(len(instants), dtype=np.bool_)
-    next_ids = next_stream.fill_null(-1).to_numpy()
     queued = ops.select(
         pl.coalesce("issue_ns", "start_ns").alias("issue_ns"),
         "end_ns",
         # A stream that isn't named is one too, but not that of an unnamed next one.
         pl.col("stream_id").fill_null(-2),
-    ).sort("issue_ns")
-    issue, end = column(queued, "issue_ns"), column(queued, "end_ns")
-    streams = queued["stream_id"].to_numpy()
-    for stream_id in queued["stream_id"].unique():
-        here = streams == stream_id
-        last_end = np.maximum.accumulate(end[here])
-        before = np.searchsorted(issue[here], instants, side="left")
-        unfinished = (before > 0) & (last_end[np.maximum(before - 1, 0)] > instants)
-        count += unfinished
-        next_was_pending |= unfinished & (next_ids == stream_id)
-    return count, next_was_pending
+    ).sort("stream_id", "issue_ns")
+    if not queued.height:
+        nothing = np.zeros(len(instants), dtype=np.int64)
+        return nothing, nothing > 0
+    # Spans in which a stream has unfinished work: some op is issued and none is open
+    # when the next one is. One pass over all streams: there may be very many.
+    reached = pl.col("end_ns").cum_max().over("stream_id")
+    opens = (pl.col("issue_ns") >= reached.shift(1).over("stream_id")).fill_null(True)
+    spans = (
+        queued.with_columns(opens.cum_sum().alias("span"))
+        .group_by("span", maintain_order=True)
+        .agg(pl.col("stream_id", "issue_ns").first(), pl.col("end_ns").max())
+    )
+    stream, start, end = (
+        column(spans, name) for name in ("stream_id", "issue_ns", "end_ns")
+    )
+    some = start < end
+    stream, start, end = stream[some], start[some], end[some]
+    count = np.searchsorted(np.sort(start), instants, side="left") - np.searchsorted(
+        np.sort(end), instants, side="right"
+    )
+    # Of each instant's next stream, the last span that starts before it.
+    after = next_stream.fill_null(-1).to_numpy()
+    order = np.argsort(start, kind="stable")
+    rank = np.empty(len(start), dtype=np.int64)
+    rank[order] = np.arange(len(start))
+    ids = np.unique(stream)
+    width = len(start) + 1
+    keys = np.searchsorted(ids, stream) * width + rank
+    before = np.searchsorted(start[order], instants, side="left")
+    which = np.searchsorted(ids, after)
+    at = np.searchsorted(keys, which * width + before, side="left") - 1
+    if not len(start):
+        return count, at >= 0
+    held = np.maximum(at, 0)
+    return count, (at >= 0) & (stream[held] == after) & (end[held] > instants)
 
 
 def _nullable(name: str, values: pl.Series, index: Int64, present: Bools) -> pl.Series:

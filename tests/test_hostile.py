@@ -17,6 +17,7 @@ from streamlint.trace import open_trace
 from streamlint.trace.contents import contents
 from streamlint.trace.pages import PageFile, UnsupportedLayout
 from streamlint.trace.reader import ExportFile, Unavailable
+from streamlint.trace.redact import redact
 from streamlint.trace.stacks import (
     PYTHON_BACKTRACE_DOMAIN,
     decode_blob,
@@ -450,3 +451,27 @@ def test_a_file_cut_off_under_the_page_reader(path: Path) -> None:
         cut(path)
         with pytest.raises(UnsupportedLayout, match="cut off"):
             file.read_int_columns(root // PAGE + 1, [0])
+
+
+# Copies -------------------------------------------------------------------------------
+
+
+def test_a_copy_of_a_tree_without_end_is_refused(path: Path, tmp_path: Path) -> None:
+    data, root = pages(path)
+    if data[root] == 5:
+        child = int.from_bytes(data[root + 8 : root + 12], "big")
+        data[root : root + PAGE] = data[(child - 1) * PAGE : child * PAGE]
+    explode(data, root, 12)
+    write(path, data)
+    with pytest.raises(TraceError, match="is damaged"):
+        redact(path, tmp_path / "copy.sqlite")
+    assert not (tmp_path / "copy.sqlite").exists()
+
+
+def test_a_copy_knows_no_more_people_than_there_can_be(
+    path: Path, tmp_path: Path
+) -> None:
+    people = ", ".join(f"('EXPORT_USER', 'someone{i}')" for i in range(20_000))
+    change(path, f"INSERT INTO META_DATA_EXPORT (name, value) VALUES {people}")
+    with pytest.raises(TraceError, match="too many to be true"):
+        redact(path, tmp_path / "copy.sqlite")

@@ -14,6 +14,9 @@ from streamlint.reporters.text import Page, duration, not_assessed
 from streamlint.steady import column
 from streamlint.trace.model import Trace
 
+_MAX_FACT = 4_000
+"""Characters; the tables of the largest exports take 3,000."""
+
 
 def render(trace: Trace, report: Report, width: int) -> str:
     """Everything that `streamlint info` shows."""
@@ -103,7 +106,7 @@ def _facts(trace: Trace, report: Report) -> list[tuple[str, str]]:
     if warnings.height:
         rows.append(("warnings", f"{warnings.height} by nsys, which it shows itself"))
     rows.append(("tables", ", ".join(_tables(trace))))
-    return [(label, printable(value)) for label, value in rows if value]
+    return [(label, printable(value, _MAX_FACT)) for label, value in rows if value]
 
 
 def _recorded_apis(all_apis: bool | None) -> str:

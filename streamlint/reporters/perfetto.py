@@ -96,7 +96,8 @@ def _slice(
 
 
 def _us(ns: int) -> str:
-    return f"{ns // 1000}.{ns % 1000:03d}"
+    whole, rest = divmod(abs(ns), 1000)
+    return f"{'-' if ns < 0 else ''}{whole}.{rest:03d}"
 
 
 def _named(what: str, process: int, thread: int, name: str) -> str:

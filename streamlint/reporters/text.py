@@ -79,7 +79,8 @@ class Page:
         self._lines: list[tuple[str, str, int]] = []
 
     def line(self, text: str = "", style: str = "") -> None:
-        """One line as it is."""
+        """One line, not wrapped."""
+        text = printable(text)
         self._lines.append((text, style, len(text)))
 
     def paragraph(self, text: str, style: str = "", *, indent: str = "") -> None:
@@ -96,7 +97,7 @@ class Page:
 
     def _wrapped(self, text: str, first: str, rest: str) -> list[str]:
         return textwrap.wrap(
-            text,
+            printable(text),  # whatever its author took care of
             self._width,
             initial_indent=first,
             subsequent_indent=rest,

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, cast
 
 import polars as pl
 
+from streamlint.errors import TraceError
 from streamlint.findings import NotAssessed
 from streamlint.settings import DEFAULTS, Settings, Threshold
 from streamlint.trace.calls import GPU_WORK, HOST_WAITS, describe_names
@@ -41,6 +42,11 @@ from streamlint.trace.tables import (
 )
 
 _T = TypeVar("_T")
+
+_MOST_PROCESSES = 96
+"""Ranks and workers of a large machine; ten ms each are a second."""
+_ROWS_OF_A_PROCESS = 1_000
+"""Starting CUDA up alone makes some hundred calls."""
 _Number = TypeVar("_Number", int, float)
 
 _OP_COLUMNS = (
@@ -105,6 +111,21 @@ class Trace:
     def invalid_rows(self) -> dict[str, int]:
         """Rows without usable times that were dropped, by table loaded so far."""
         return {k: n for k, n in self._file.invalid_rows.items() if n}
+
+    def refuse_a_crowd(self) -> None:
+        """Raise `TraceError` if far more processes used the GPU than could have.
+
+        Each is judged by itself, which takes some ms even if it has next to no rows.
+        """
+        ops = self.gpu_ops
+        processes = ops["pid"].n_unique()
+        rows = ops.height + self.runtime_calls.height
+        if processes > _MOST_PROCESSES + rows // _ROWS_OF_A_PROCESS:
+            raise TraceError(
+                f"{self.path.name} has {rows} GPU operations and calls of {processes} "
+                "processes, too few of each to judge",
+                hint="record fewer processes, each for some iterations of its work",
+            )
 
     @cached_property
     def capture(self) -> Capture:

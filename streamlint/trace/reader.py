@@ -79,6 +79,8 @@ class ExportFile:
         """
         self.path = named or path
         self.invalid_rows: dict[str, int] = {}
+        self.size = 0
+        """Bytes of the file."""
         _refuse_other_files(path, self.path.name)
         self._copy: tempfile.TemporaryDirectory[str] | None = None
         self._readable = path
@@ -87,6 +89,7 @@ class ExportFile:
             self._copy = _copied_with_side_files(path)
             self._readable = Path(self._copy.name) / path.name
         try:
+            self.size = path.stat().st_size
             self._connection = Connection(
                 self._readable, self.uri, original=path, name=self.path.name
             )
@@ -99,6 +102,10 @@ class ExportFile:
         except BaseException:
             self.close()
             raise
+
+    def refuse_change(self) -> None:
+        """Raise `TraceError` if the file was changed since it was opened."""
+        self._connection.refuse_change()
 
     def close(self) -> None:
         """Release the file."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -35,6 +36,7 @@ from streamlint.trace.tables import (
     TABLES,
     Kind,
 )
+from streamlint.trace.untrusted import MAX_TEXT, REEXPORT
 
 _ACTIVITY = (
     *("kernels", "memcpys", "memsets", "graph_traces", "runtime_calls"),
@@ -53,6 +55,9 @@ _CLEANERS = {
 }
 """SQL functions for columns whose text needs more than `clean`."""
 
+_FREE_CPU_S, _CPU_S_PER_BYTE = 1.0, 10e-6
+"""CPU time that copying may take: many times what it takes of sound exports."""
+_MAX_PEOPLE = 1_000
 _SMALL_FILE = 8 << 20
 """Bytes below which most pages hold a single short table: smaller pages save half."""
 
@@ -118,9 +123,10 @@ def redact(
         _refuse_existing(target)
         with replacing(target) as part:
             with closing(sqlite3.connect(part, uri=True, isolation_level=None)) as db:
-                small = source.stat().st_size < _SMALL_FILE
+                small = file.size < _SMALL_FILE
                 db.execute(f"PRAGMA page_size={1024 if small else 4096}")
                 done = _Copy(db, file, programs=programs, names=names).run()
+                file.refuse_change()
             _refuse_existing(target)
         return done
     except OSError as error:
@@ -169,6 +175,9 @@ class _Copy:
         db.execute("PRAGMA journal_mode=OFF")  # leaves nothing beside the target
         db.execute("PRAGMA trusted_schema=OFF")
         db.execute("ATTACH ? AS source", (file.uri,))
+        # A damaged tree has rows without an end; see `streamlint.trace.untrusted`.
+        end = time.thread_time() + _FREE_CPU_S + file.size * _CPU_S_PER_BYTE
+        db.set_progress_handler(lambda: time.thread_time() > end, 1_000)
         stored = db.execute(
             "SELECT name FROM source.sqlite_master WHERE type = 'table' "
             "AND rootpage > 0 ORDER BY rowid"
@@ -461,11 +470,17 @@ class _Copy:
         if not self._programs and "PROCESSES" in self._stored:
             names = self._db.execute("SELECT name FROM source.PROCESSES").fetchall()
             found |= {_base(str(name)) for (name,) in names if name}
-        return {
+        people = {
             name
             for name in map(str.strip, found)
             if len(name) > 2 and not _NO_NAMES.fullmatch(name.lower())
         }
+        if len(people) > _MAX_PEOPLE:
+            raise TraceError(
+                f"the export names {len(people)} users and hosts, too many to be true",
+                hint=REEXPORT,
+            )
+        return people
 
     # Values: called by SQLite, which passes text as bytes ---------------------
 
@@ -495,7 +510,7 @@ class _Copy:
         return self._counted(raw, lambda text: self._clean(_WORD.sub(hidden, text)))
 
     def _counted(self, raw: bytes, change: Callable[[str], str]) -> str:
-        text = raw.decode("utf-8", "replace")
+        text = raw[:MAX_TEXT].decode("utf-8", "replace")
         changed = change(text)
         self._removed["texts"] += changed != text
         return changed

@@ -18,6 +18,7 @@ SAMPLES = Path(__file__).parents[2] / "sample_traces"
 BASES = ("misc", "l2_use", "range", "ptds", "2026.1.1_cut_down_tables")
 PAGE = 1024
 MAX_EDITS = 24
+MAX_STEPS = 300_000
 
 TABLES = (
     *("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"),
@@ -128,6 +129,8 @@ def build(raw: bytes, path: Path) -> None:
             db.execute("PRAGMA journal_mode=OFF")
             db.execute("PRAGMA synchronous=OFF")
             for statement in sql:
+                # One edit's view may have no end for the next one.
+                db.set_progress_handler(_budget(), 1_000)
                 with suppress(sqlite3.Error):
                     db.executescript(statement)
         data = path.read_bytes()
@@ -140,6 +143,11 @@ def build(raw: bytes, path: Path) -> None:
 
 
 Change = Callable[[bytearray], None]
+
+
+def _budget() -> Callable[[], bool]:
+    steps = iter(range(MAX_STEPS // 1_000))
+    return lambda: next(steps, None) is None
 
 
 def _page(data: bytearray, number: int) -> int:

@@ -1,0 +1,61 @@
+"""A megabyte of hostile file costs a lint at most 2 s of CPU and 300 MB."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import hostile_files
+import pytest
+
+MAX_CPU_S = 2.0
+MAX_BYTES = 300 << 20
+FREE_CPU_S = 1.0
+"""A plain lint takes half a second here; of a slower machine, what it has more."""
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "wait4"), reason="the system doesn't tell what a child used"
+)
+
+
+def cost(path: Path, folder: Path) -> tuple[int, float, int, str, str]:
+    """Exit code, CPU seconds, bytes of memory at most and both outputs of a lint."""
+    out, err = folder / "out", folder / "err"
+    command = [sys.executable, "-m", "streamlint", "lint", str(path)]
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        child = subprocess.Popen(command, stdout=stdout, stderr=stderr, cwd=folder)
+        _, status, used = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    unit = 1 if sys.platform == "darwin" else 1024
+    cpu = used.ru_utime + used.ru_stime
+    said, failed = (file.read_text(errors="replace") for file in (out, err))
+    return child.returncode, cpu, used.ru_maxrss * unit, said, failed
+
+
+@pytest.fixture(scope="module")
+def slower(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """How many times slower than it should be a plain lint is here; at least 1."""
+    folder = tmp_path_factory.mktemp("plain")
+    path = hostile_files.trace(folder / "plain.sqlite")
+    seconds = min(cost(path, folder)[1] for _ in range(2))
+    return max(1.0, seconds / FREE_CPU_S)
+
+
+@pytest.mark.parametrize("kind", hostile_files.FILES)
+def test_a_hostile_file_is_cheap(kind: str, tmp_path: Path, slower: float) -> None:
+    path = hostile_files.make(kind, tmp_path / "t.sqlite")
+    assert path.stat().st_size < 1.3 * hostile_files.MEGABYTE
+    code, seconds, most, out, error = cost(path, tmp_path)
+    assert code in (0, 1, 2, 3)
+    assert "\x1b" not in out + error
+    if code == 2:
+        assert [line.partition(": ")[0] for line in error.splitlines()] == [
+            *("error", "hint")
+        ]
+    else:
+        assert not error
+        assert len(out) < 100_000
+    assert seconds <= MAX_CPU_S * slower
+    assert most <= MAX_BYTES
