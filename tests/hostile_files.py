@@ -127,9 +127,9 @@ def share_blob(path: Path) -> None:
 
 
 def _many_tables(path: Path) -> None:
-    change(path, *(f"CREATE TABLE t{i} (a)" for i in range(300)))
+    change(path, *(f"CREATE TABLE t{i} (a)" for i in range(100)))
     names = (
-        f"('table', 'x{i}', 'x{i}', 2, 'CREATE TABLE x{i} (a)')" for i in range(1000)
+        f"('table', 'x{i}', 'x{i}', 2, 'CREATE TABLE x{i} (a)')" for i in range(6000)
     )
     change(
         path,
