@@ -2,15 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+LOCK := requirements-test.lock
 DEMO := sample_traces/legacy-null-stream-barrier/bad.sqlite
 
-.PHONY: help demo test fuzz browser clean
+.PHONY: help demo test fuzz lock browser clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo   lint a sample trace that has a fault, write demo/legacy.json"
 	@echo "make test   check format, lint, types and layers, then run the tests"
 	@echo "make fuzz   damage traces in ever new ways for a minute (SECONDS=60)"
+	@echo "make lock   write $(LOCK) anew; with UPGRADE=--upgrade, newer versions"
 	@echo "make clean  remove .venv and everything else that these targets write"
 
 demo: .venv/installed
@@ -40,15 +42,24 @@ clean:
 	@$(PIP) install --editable .
 	@touch $@
 
-.venv/installed-test: pyproject.toml | $(BIN)/pip
+# Nothing is run that is not in the lock: no other version, no build of a package.
+.venv/installed-test: pyproject.toml $(LOCK) | $(BIN)/pip
 	@echo "Installing streamlint and its test tools into .venv ..."
-	@$(PIP) install --editable '.[test]'
+	@$(PIP) install --require-hashes --only-binary :all: --requirement $(LOCK)
+	@$(PIP) install --no-index --no-deps --no-build-isolation --editable .
 	@touch .venv/installed $@
 
 .venv/installed-fuzz: pyproject.toml | .venv/installed-test
 	@echo "Installing atheris into .venv ..."
 	@$(PIP) install --editable '.[fuzz]'
 	@touch $@
+
+# For every Python and system at once, so that the lock is the same wherever it is made.
+lock: | $(BIN)/pip
+	@$(PIP) install uv
+	$(BIN)/uv --quiet pip compile pyproject.toml --extra test --universal \
+	  --python-version 3.10 --generate-hashes --no-annotate $(UPGRADE) \
+	  --custom-compile-command "make lock" --output-file $(LOCK)
 
 # The browser tests use a Chrome or Chromium; without one they are skipped, not in CI.
 browser:
