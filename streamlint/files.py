@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import secrets
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +22,7 @@ def replacing(target: Path) -> Iterator[Path]:
     was and nothing is left beside it. Raises `OSError`.
     """
     target = target.resolve()
-    part = target.with_name(f".streamlint-{secrets.token_hex(8)}")
+    part = target.with_name(f".streamlint-{os.urandom(8).hex()}")
     try:
         part.open("xb").close()  # with the permissions that any new file gets
         yield part
