@@ -22,10 +22,11 @@ from commandline import Run
 from nsys_layout import PYTHON_DOMAIN
 from tracebuilder import TraceBuilder
 
-from streamlint.cli import OutputFormat
+from streamlint.cli import DiffFormat, OutputFormat
 from streamlint.escape import without_home
 from streamlint.trace.redact import redact
 
+FIXED = Path(__file__).parents[1] / "sample_traces" / "extra" / "legacy_fix.sqlite"
 WORD = re.compile(r"(?i)leak\d{3}")
 
 
@@ -324,6 +325,27 @@ def test_a_format_shows_what_it_must_and_no_more(
     done = run("lint", trace, "--format", form, "-o", tmp_path / "report")
     assert (done.code, done.out, done.err) == (1, "", "")
     found = words_in((tmp_path / "report").read_bytes())
+    assert words.meanings(found - words.named(*SHOWN)) == []
+
+
+@pytest.mark.parametrize("form", [form.value for form in DiffFormat])
+def test_a_comparison_shows_what_it_must_and_no_more(
+    form: str, run: Run, trace: Path, words: Words, tmp_path: Path
+) -> None:
+    done = run("diff", FIXED, trace, "--format", form, "-o", tmp_path / "changes")
+    found = words_in((tmp_path / "changes").read_bytes())
+    found |= words_in(f"{done.out}{done.err}".encode())
+    assert words.meanings(found - words.named(*SHOWN)) == []
+    assert found >= words.named("GPU")  # findings without their places
+
+
+def test_a_baseline_holds_what_it_must_and_no_more(
+    run: Run, trace: Path, words: Words, tmp_path: Path
+) -> None:
+    known = tmp_path / "known.json"
+    assert run("lint", trace, "--write-baseline", known).code == 0
+    assert "pageable-async-copy" in known.read_text()
+    found = words_in(known.read_bytes())
     assert words.meanings(found - words.named(*SHOWN)) == []
 
 
