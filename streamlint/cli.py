@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from streamlint.diff import Side
     from streamlint.engine import Report
     from streamlint.findings import Severity
+    from streamlint.settings import Scope
     from streamlint.suppression import Allowance
     from streamlint.trace.model import Trace
 
@@ -255,6 +256,35 @@ def lint(
             help="A recorded folder of sources and where it is here (repeatable).",
         ),
     ] = None,
+    nvtx: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RANGE",
+            help="Judge calls within NVTX ranges whose text fits this glob pattern, "
+            "and the work that they launch.",
+        ),
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="START:END",
+            help="Judge what starts in this time of the recording: 1.5s:2s, 200ms:.",
+        ),
+    ] = None,
+    process: Annotated[
+        str | None,
+        typer.Option(metavar="PID|NAME", help="Judge this process (name: a pattern)."),
+    ] = None,
+    device: Annotated[
+        int | None,
+        typer.Option(min=0, help="Judge the work on this device of each process."),
+    ] = None,
+    steady_state: Annotated[
+        bool,
+        typer.Option(
+            "--steady-state", help="Judge repeated iterations; fail without any."
+        ),
+    ] = False,
     show_suppressed: Annotated[
         bool,
         typer.Option("--show-suppressed", help="List what is allowed, and why."),
@@ -277,6 +307,8 @@ def lint(
         pairs = [*_pairs("--path-map", path_map), *held.path_map]
         pairs.sort(key=lambda pair: -len(pair[0]))
         held = replace(held, path_map=tuple(pairs))
+        scope = _scope(held.scope, nvtx, time, process, device, steady_state)
+        held = replace(held, scope=scope)
         chosen, left_out = _names(select), _names(ignore)
         if not chosen:
             chosen, left_out = [*held.select], [*held.ignore, *left_out]
@@ -695,6 +727,55 @@ def _tell_uses(reports: list[Report]) -> None:
             _say(f"warning: {words} expired on {allowance.until}: it allows nothing")
         elif "unmatched" in seen and "matched" not in seen:
             _say(f"warning: {words} matches no finding: remove it if that is fixed")
+
+
+def _scope(
+    known: Scope,
+    nvtx: str | None,
+    time: str | None,
+    process: str | None,
+    device: int | None,
+    steady_state: bool,
+) -> Scope:
+    """What the configuration says is judged, and what the command line says."""
+    if nvtx is not None and steady_state:
+        raise UsageError(
+            "--nvtx and --steady-state both say which ranges are judged",
+            hint="name the iterations in the configuration: steady-state-nvtx",
+        )
+    start, end = (None, None) if time is None else _times(time)
+    return known._replace(
+        nvtx=nvtx,
+        start_ns=start,
+        end_ns=end,
+        process=process,
+        device=device,
+        steady_state=steady_state or (known.steady_state and nvtx is None),
+    )
+
+
+def _times(text: str) -> tuple[int | None, int | None]:
+    """The ns of START:END, seconds where no unit is said; either may be left out."""
+    from streamlint.units import ns_of
+
+    wrong = UsageError(
+        f"--time can't be {text}",
+        hint="it is START:END since the recording began, such as 1.5s:2s or 200ms:",
+    )
+    parts = [part.strip() for part in text.split(":")]
+    if len(parts) != 2 or not any(parts):
+        raise wrong
+    times: list[int | None] = []
+    for part in parts:
+        ns = ns_of(part)
+        ns = ns_of(f"{part}s") if ns is None else ns
+        if part and ns is None:
+            raise wrong
+        times.append(ns if part else None)
+    start, end = times
+    if start is not None and end is not None and start >= end:
+        raise wrong
+    return start, end
 
 
 def _page(judged: list[tuple[Trace, Report]], plotlyjs: str) -> str:

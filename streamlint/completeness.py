@@ -424,7 +424,7 @@ def _overhead(trace: Trace) -> list[Defect]:
             & (pl.col("end_ns") > region.start_ns)
         )
         spans = union(column(here, "start_ns"), column(here, "end_ns"))
-        spans = spans.clip(region.start_ns, region.end_ns)
+        spans = region.clip(spans)
         lost = spans.total_ns
         share = lost / max(1, region.duration_ns)
         if share <= MIN_OVERHEAD_SHARE:

@@ -23,7 +23,7 @@ from streamlint.escape import without_home
 from streamlint.findings import Severity
 from streamlint.registry import all_rules, near
 from streamlint.rule import Rule
-from streamlint.settings import Settings, Threshold
+from streamlint.settings import WHOLE, Scope, Settings, Threshold
 from streamlint.suppression import MATCHERS, NO_SAVING, Allowance, Policy, Saving
 from streamlint.units import bytes_of, ns_of, share_of
 
@@ -48,6 +48,7 @@ class Config:
     path_map: tuple[tuple[str, str], ...] = ()
     limits: Mapping[Threshold[Any], int | float] = field(default_factory=dict)
     allowances: tuple[Allowance, ...] = ()
+    scope: Scope = WHOLE
     given: frozenset[str] = frozenset()
 
     @property
@@ -60,7 +61,7 @@ class Config:
     @property
     def settings(self) -> Settings:
         """What the rules need to know."""
-        return Settings(self.limits)
+        return Settings(self.limits, self.scope)
 
     @property
     def policy(self) -> Policy:
@@ -288,6 +289,18 @@ def _baseline_tolerance(reader: _Reader, config: Config, value: object) -> Confi
         raise reader.wrong("baseline-tolerance", value, expected) from error
 
 
+def _steady_state(reader: _Reader, config: Config, value: object) -> Config:
+    if not isinstance(value, bool):
+        raise reader.wrong("steady-state", value, "true or false")
+    return replace(config, scope=config.scope._replace(steady_state=value))
+
+
+def _steady_state_nvtx(reader: _Reader, config: Config, value: object) -> Config:
+    expected = 'the text of the ranges around iterations, such as "step *"'
+    pattern = reader.text("steady-state-nvtx", value, expected)
+    return replace(config, scope=config.scope._replace(steady_nvtx=pattern))
+
+
 def _path_map(reader: _Reader, config: Config, value: object) -> Config:
     pairs: list[tuple[str, str]] = []
     for old, new in reader.table("path-map", value).items():
@@ -392,6 +405,8 @@ _KEYS: dict[str, Callable[[_Reader, Config, object], Config]] = {
     "fail-on": _fail_on,
     "min-saving": _min_saving,
     "baseline-tolerance": _baseline_tolerance,
+    "steady-state": _steady_state,
+    "steady-state-nvtx": _steady_state_nvtx,
     "path-map": _path_map,
     "rules": _rules,
     "allow": _allow,

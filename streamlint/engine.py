@@ -29,7 +29,8 @@ from streamlint.overview import Overview, overview
 from streamlint.registry import all_rules
 from streamlint.replay import Replay, replay_of, span_ns
 from streamlint.rule import Rule
-from streamlint.settings import DEFAULTS, Settings
+from streamlint.settings import DEFAULTS, WHOLE, Scope, Settings
+from streamlint.steady import regions
 from streamlint.suppression import Gate, Policy, Suppressed, Use
 from streamlint.trace.capture import Capture
 from streamlint.trace.model import Trace
@@ -82,7 +83,8 @@ class Report(NamedTuple):
     """Everything that was said about one trace; needs the trace no more.
 
     ``model`` is None where no cost was replayed, ``baseline`` where none was named;
-    ``uses`` says what became of the allowances of the rules that were chosen.
+    ``uses`` says what became of the allowances of the rules that were chosen, ``scope``
+    which part was judged.
     """
 
     path: Path
@@ -92,6 +94,7 @@ class Report(NamedTuple):
     model: Model | None = None
     baseline: Baseline | None = None
     uses: tuple[Use, ...] = ()
+    scope: Scope = WHOLE
 
     @property
     def findings(self) -> list[tuple[Rule, Finding]]:
@@ -186,6 +189,8 @@ def lint(
     """
     trace.settings = settings
     trace.refuse_a_crowd()
+    if settings.scope != WHOLE:
+        regions(trace)  # before any rule: says what the trace lacks of it
     gate = Gate(trace, policy, (rule.name for rule in all_rules()))
     judgements: list[Judgement] = []
     for rule in rules:
@@ -211,6 +216,7 @@ def lint(
         tuple(judgements),
         model,
         uses=gate.uses({j.rule.name: j.judged for j in judgements}),
+        scope=settings.scope,
     )
 
 

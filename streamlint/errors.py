@@ -33,3 +33,7 @@ class UsageError(StreamlintError):
 
 class ConfigError(StreamlintError):
     """A configuration file can't be read, or says what streamlint doesn't know."""
+
+
+class ScopeError(StreamlintError):
+    """A trace has nothing of what was asked to be judged."""

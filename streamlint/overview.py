@@ -26,11 +26,25 @@ class DeviceTime(NamedTuple):
     idle_ns: int
 
 
+class Judged(NamedTuple):
+    """The judged region of a process; see `streamlint.steady.Region`.
+
+    ``duration_ns`` is less than from start to end where ranges are judged.
+    """
+
+    pid: int
+    start_ns: int
+    end_ns: int
+    iterations: int
+    nvtx: str | None
+    duration_ns: int
+
+
 class Overview(NamedTuple):
     """The trace in a few numbers; times in ns.
 
     ``span_ns`` reaches from the first GPU operation to the end of the last, None
-    without any. ``judged`` has one (pid, start, end, iterations, NVTX name) a process.
+    without any. ``judged`` has one entry a process.
     """
 
     gpus: tuple[str, ...]
@@ -41,7 +55,7 @@ class Overview(NamedTuple):
     memsets: int
     runtime_calls: int
     invalid_rows: dict[str, int]
-    judged: tuple[tuple[int, int, int, int, str | None], ...]
+    judged: tuple[Judged, ...]
     devices: tuple[DeviceTime, ...] = ()
 
 
@@ -66,8 +80,7 @@ def overview(trace: Trace) -> Overview:
         runtime_calls=trace.runtime_calls.height,
         invalid_rows=trace.invalid_rows,
         judged=tuple(
-            (r.pid, r.start_ns, r.end_ns, r.iterations, r.nvtx)
-            for r in regions(trace).values()
+            Judged(*r[:5], duration_ns=r.duration_ns) for r in regions(trace).values()
         ),
         devices=_devices(trace, span) if span is not None else (),
     )

@@ -1,10 +1,10 @@
-"""What a user can set about how a trace is judged: the thresholds of the rules."""
+"""What a user can set about how a trace is judged: thresholds, and which part."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from streamlint.units import bytes_text, ns_text, share_text
 
@@ -42,11 +42,43 @@ class Threshold(Generic[_T]):
         return "" if self.unit in _UNITS else self.unit
 
 
+class Scope(NamedTuple):
+    """Which part of a trace is judged, instead of what streamlint picks by itself.
+
+    ``nvtx``, ``process`` and ``steady_nvtx`` are glob patterns; ``process`` may be a
+    pid. ``start_ns`` and ``end_ns`` count from the start of the recording, as all
+    times of an export. ``device`` is as the process counts. ``steady_state`` asks for
+    repeated iterations; ``steady_nvtx`` says which ranges they are.
+    """
+
+    nvtx: str | None = None
+    start_ns: int | None = None
+    end_ns: int | None = None
+    process: str | None = None
+    device: int | None = None
+    steady_state: bool = False
+    steady_nvtx: str | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether it names times."""
+        return self.start_ns is not None or self.end_ns is not None
+
+    @property
+    def explicit(self) -> bool:
+        """Whether it leaves out anything, not only says what iterations are."""
+        return self._replace(steady_nvtx=None) != WHOLE
+
+
+WHOLE = Scope()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Settings:
     """How a trace is judged; without arguments as streamlint does by itself."""
 
     limits: Mapping[Threshold[Any], int | float] = field(default_factory=dict)
+    scope: Scope = WHOLE
 
     def limit(self, threshold: Threshold[_T]) -> _T:
         """The value of ``threshold`` that holds."""

@@ -272,6 +272,7 @@ def _with_own_time(trace: Trace, region: Region, calls: pl.DataFrame) -> pl.Data
     waits = calls["may_wait"].to_numpy() & (until <= end)
     begin = np.where(waits, np.maximum(start, until), start)
     inside = (start >= region.start_ns) & (start < region.end_ns)
+    inside &= region.chosen(calls)
     own = np.where(inside, np.minimum(end, region.end_ns) - begin, 0).clip(0)
     return calls.with_columns(pl.Series("own_ns", own, dtype=pl.Int64))
 

@@ -22,6 +22,7 @@ from streamlint.findings import (
     Severity,
 )
 from streamlint.rule import Outcome, rule
+from streamlint.steady import in_scope
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -86,7 +87,9 @@ def failed_cuda_call(trace: Trace) -> Outcome:
         return NotAssessed(
             "the export doesn't hold return values", "export again with nsys"
         )
-    failed = calls.filter(~pl.col("return_value").is_in((SUCCESS, NOT_READY)))
+    failed = calls.filter(
+        ~pl.col("return_value").is_in((SUCCESS, NOT_READY)), in_scope(trace)
+    )
     if failed.is_empty():
         return no_gpu_work(trace) or []
     reports = pl.col("name").is_in(_REPORTS)

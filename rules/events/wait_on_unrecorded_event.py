@@ -16,7 +16,7 @@ from streamlint.findings import (
     Severity,
 )
 from streamlint.rule import Outcome, rule
-from streamlint.steady import column
+from streamlint.steady import column, in_scope
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -66,6 +66,7 @@ def wait_on_unrecorded_event(trace: Trace) -> Outcome:
     empty = empty.join(shared, on="pid", how="anti")
     empty = empty.with_columns(_pending(trace, empty))
     empty = empty.filter(pl.col("pending").any().over("pid", "event_id"))
+    empty = empty.filter(in_scope(trace))
     if not empty.height:
         return []
     partial = [

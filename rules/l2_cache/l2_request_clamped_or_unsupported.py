@@ -26,7 +26,7 @@ from streamlint.l2 import (
     unseen,
 )
 from streamlint.rule import Outcome, rule
-from streamlint.steady import Region, busy, regions
+from streamlint.steady import Region, busy, in_scope, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -86,7 +86,7 @@ def l2_request_clamped_or_unsupported(trace: Trace) -> Outcome:
         found = _by_marks(trace, marks, region)
         findings += found
         # Of what the marks show to be too large, the refusal is no news.
-        failed = refused.filter(own & (len(found) == 0))
+        failed = refused.filter(own & (len(found) == 0) & in_scope(trace))
         for (name, code), calls in failed.group_by(
             "name", "return_value", maintain_order=True
         ):

@@ -204,7 +204,7 @@ def _finding(trace: Trace, region: Region, held: pl.DataFrame) -> Finding:
         "the same work without these waits",
         price(
             Claim.UPPER_BOUND,
-            waited.clip(region.start_ns, region.end_ns).total_ns,
+            region.clip(waited).total_ns,
             region,
             "time in which a kernel or its last blocks waited",
         ),

@@ -194,7 +194,7 @@ def _cost(launches: pl.DataFrame, held: pl.DataFrame, region: Region) -> Cost:
     others = int(by_stream.sum()) - int(np.max(by_stream.to_numpy(), initial=0))
     return price(
         Claim.UPPER_BOUND,
-        min(waited.clip(region.start_ns, region.end_ns).total_ns, others),
+        min(region.clip(waited).total_ns, others),
         region,
         "time in which a launch waited for the one before, at most that of the "
         "launches in all streams but the busiest",

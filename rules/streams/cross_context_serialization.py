@@ -24,7 +24,7 @@ from streamlint.readiness import with_ready
 from streamlint.replay import Edge
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column, in_scope, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -154,16 +154,20 @@ def _turns(trace: Trace, kernels: pl.DataFrame) -> _Turns | None:
     )
     own = [here for _, here in kernels.group_by("pid", "context_id")]
     wanted = [union(column(c, "ready_ns"), column(c, "end_ns")) for c in own]
-    judged = [regions(trace)[pid] for pid in kernels["pid"].unique()]
+    pids = kernels["pid"].unique()
+    judged = [region for pid, region in regions(trace).items() if pid in pids]
+    if not judged:
+        return None
     contended = union(*np.empty((2, 0), dtype=np.int64))
     for one, other in combinations(wanted, 2):
         contended = contended | (one & other)
-    contended = contended & union(
-        np.array([region.start_ns for region in judged]),
-        np.array([region.end_ns for region in judged]),
-    )
+    judged_times = union(*np.empty((2, 0), dtype=np.int64))
+    for region in judged:
+        judged_times = judged_times | region.times
+    contended = contended & judged_times
     ran = [_ran_ns(context, contended) for context in own]
     held = pl.concat([_held(trace, context, contended) for context in own])
+    held = held.filter(in_scope(trace))
     waited = _lost(held)
     taking_turns = (
         held.height >= trace.limit(MIN_HELD)

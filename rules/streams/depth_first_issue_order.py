@@ -173,7 +173,7 @@ def _cost(gaps: pl.DataFrame, region: Region) -> Cost:
     idle = union(column(gaps, "idle_ns"), column(gaps, "until_ns"))
     return price(
         Claim.DIRECT,
-        idle.clip(region.start_ns, region.end_ns).total_ns,
+        region.clip(idle).total_ns,
         region,
         "time in which the copy engine idled with a copy ready",
     )

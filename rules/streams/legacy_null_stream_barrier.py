@@ -24,7 +24,7 @@ from streamlint.intervals import Bools, Int64, Intervals, union
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column
+from streamlint.steady import Region, column, in_scope
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -170,7 +170,11 @@ def _judge(
         # Kernels that fill the GPU would take turns anyway.
         confidence=Confidence.LOW if sizes_unknown(ops) else Confidence.MEDIUM,
         cost=cost,
-        where=locate(trace, calls=calls, ops=pl.concat([ops[holds.rows], null])),
+        where=locate(
+            trace,
+            calls=calls,
+            ops=pl.concat([ops[holds.rows], null.filter(in_scope(trace))]),
+        ),
         occurrences=held,
         evidence=evidence,
         fix=_FIX,
@@ -195,6 +199,7 @@ def _latent(
     turns = int((judged != judged.shift(1)).sum()) if judged.len() else 0
     if turns < trace.limit(LATENT_TURNS):
         return None
+    null = null.filter(in_scope(trace))
     first = null.row(0, named=True)
     calls = calls_behind(trace, null)
     return Finding(
@@ -263,7 +268,7 @@ def _holds(
     pinned = (until > ready) & (start >= until) & (start - until <= HANDOVER_NS)
     held = (null | synced) & (cause >= 0) & pinned & ~excused
     held &= _could_run_together(ops, cause)
-    held &= (start > region.start_ns) & (ready < region.end_ns)
+    held &= (start > region.start_ns) & (ready < region.end_ns) & region.chosen(ops)
     rows = np.flatnonzero(held)
     starts = ready[rows].clip(region.start_ns, region.end_ns)
     ends = start[rows].clip(region.start_ns, region.end_ns)
@@ -330,7 +335,7 @@ def _most_that_overlap_saves(
 ) -> int:
     """Upper bound in ns: each busy span can shrink to its longest stream at best."""
     spans = union(column(ops, "issue_ns"), column(ops, "end_ns"))
-    spans = spans.clip(region.start_ns, region.end_ns)
+    spans = region.clip(spans)
     longest = np.zeros(len(spans), dtype=np.int64)
     for _, stream in ops.group_by("stream_id", maintain_order=True):
         running = union(column(stream, "start_ns"), column(stream, "end_ns"))

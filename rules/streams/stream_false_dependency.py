@@ -120,7 +120,7 @@ def _holds(trace: Trace, replay: Replay, region: Region, context: object) -> _Ho
         & (start - queue <= START_NS)
     )
     held &= (start > region.start_ns) & (start < region.end_ns)
-    held &= (graph.ops["kind"] != "record").to_numpy()
+    held &= (graph.ops["kind"] != "record").to_numpy() & region.chosen(graph.ops)
     rows = np.flatnonzero(held)
     return _Holds(rows, free[rows], queue[rows], np.flatnonzero(of_context))
 
@@ -131,7 +131,7 @@ def _change(replay: Replay, holds: _Holds) -> Change:
 
 
 def _cost(trace: Trace, region: Region, holds: _Holds, change: Change) -> Cost:
-    waited = union(holds.starts, holds.ends).clip(region.start_ns, region.end_ns)
+    waited = region.clip(union(holds.starts, holds.ends))
     direct = price(
         Claim.UPPER_BOUND,
         waited.total_ns,

@@ -170,7 +170,7 @@ def _cost(ops: pl.DataFrame, held: pl.DataFrame, region: Region) -> Cost:
     thread included.
     """
     spans = union(column(ops, "issue_ns"), column(ops, "end_ns"))
-    spans = spans.clip(region.start_ns, region.end_ns)
+    spans = region.clip(spans)
     waited = union(column(held, "ready_ns"), column(held, "start_ns"))
     least: Int64 = np.zeros(len(spans), dtype=np.int64)
     for _, own in ops.group_by("tid", maintain_order=True):

@@ -153,7 +153,7 @@ def _cost(runs: pl.DataFrame, region: Region) -> Cost:
     polled = union(column(runs, "start_ns"), column(runs, "end_ns"))
     return price(
         Claim.DIRECT,
-        polled.clip(region.start_ns, region.end_ns).total_ns,
+        region.clip(polled).total_ns,
         region,
         "host time from the first to the last query of each run; no time of the GPU",
     )

@@ -123,7 +123,7 @@ def _cost(calls: pl.DataFrame, ops: pl.DataFrame, region: Region) -> Cost:
     after = np.searchsorted(issue, column(calls, "next_issue_ns"), side="left")
     until = starts[np.minimum(after, len(starts) - 1)]
     waited = union(column(calls, "start_ns"), until)
-    waited = waited.clip(region.start_ns, region.end_ns)
+    waited = region.clip(waited)
     here = ops.filter(region.holds())
     serial = pl.coalesce(
         pl.when(pl.col("kind") == "memcpy").then(pl.col("engine")),

@@ -7,7 +7,7 @@ import polars as pl
 
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
 from streamlint.rule import Outcome, rule
-from streamlint.steady import column
+from streamlint.steady import column, in_scope
 from streamlint.trace.model import Trace
 from streamlint.unwaited import cut_off, unwaited
 from streamlint.where import locate, sites
@@ -46,6 +46,7 @@ def stream_destroy_with_pending_work(trace: Trace) -> Outcome:
         (pl.col("kind") == "stream destroy")
         & ~pl.col("nested")
         & (pl.col("return_value").fill_null(0) == 0)
+        & in_scope(trace)
     )
     if not calls.height:
         return []

@@ -7,6 +7,7 @@ import polars as pl
 from streamlint.copies import host_copies, memory_unknown, size_words
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
 from streamlint.rule import Outcome, rule
+from streamlint.steady import in_scope
 from streamlint.trace.model import Trace
 from streamlint.unwaited import cut_off, unwaited
 from streamlint.where import calls_behind, locate, sites
@@ -46,6 +47,7 @@ def unsynchronized_d2h_result(trace: Trace) -> Outcome:
         & pl.col("host_kind").is_in(("pinned", "unknown"))
         & pl.col("issue_ns").is_not_null()
         & (pl.col("call_kind") != "sync memcpy")
+        & in_scope(trace)
     )
     if not copies.height:
         return []

@@ -28,6 +28,14 @@ def render(config: Config) -> str:
             _text(f"{100 * config.baseline_tolerance:.6g}%"),
         ),
     ]
+    lines.append(_line(config, "steady-state", str(config.scope.steady_state).lower()))
+    if config.scope.steady_nvtx is not None:
+        pattern = _text(config.scope.steady_nvtx)
+        lines.append(_line(config, "steady-state-nvtx", pattern))
+    else:
+        lines.append(
+            "# steady-state-nvtx isn't set: iterations are found by themselves"
+        )
     if config.path_map:
         lines += ["", "[path-map]"]
     for old, new in config.path_map:

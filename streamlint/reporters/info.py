@@ -76,13 +76,13 @@ def _facts(trace: Trace, report: Report) -> list[tuple[str, str]]:
         rows.append(
             ("GPU span", f"{duration(facts.span_ns)}; {_busy(trace, facts.span_ns)}")
         )
-    for pid, start, end, iterations, nvtx in facts.judged:
+    for pid, _, _, iterations, nvtx, lasting in facts.judged:
         how = (
             f"{iterations} NVTX ranges {printable(nvtx or '', 40)} after the first"
             if iterations
             else "the span of the GPU work, less a long start-up"
         )
-        rows.append(("judged", f"pid {pid}: {duration(end - start)} ({how})"))
+        rows.append(("judged", f"pid {pid}: {duration(lasting)} ({how})"))
     if report.model is not None:
         rows.append(
             ("replay", f"off by {100 * report.model.error:+.1f} % of the GPU span")

@@ -16,6 +16,7 @@ from streamlint.escape import without_home
 from streamlint.findings import Finding, Severity
 from streamlint.reporters import Failure, View
 from streamlint.rule import Rule
+from streamlint.settings import Scope
 from streamlint.suppression import Use
 
 FORMAT_VERSION = 1
@@ -104,17 +105,9 @@ def _trace(report: Report) -> dict[str, Any]:
             "memory_usage": capture.memory_usage,
             "environment": capture.environment,
             "invalid_rows": facts.invalid_rows,
-            "judged": [
-                {
-                    "pid": pid,
-                    "start_ns": start,
-                    "end_ns": end,
-                    "iterations": iterations,
-                    "nvtx": nvtx,
-                }
-                for pid, start, end, iterations, nvtx in facts.judged
-            ],
+            "judged": [judged._asdict() for judged in facts.judged],
         },
+        "scope": _scope(report.scope),
         "span_ns": facts.span_ns,
         "model": _model(report.model),
         "devices": [
@@ -150,6 +143,19 @@ def _trace(report: Report) -> dict[str, Any]:
             {"rule": rule.name, "summary": crash.summary}
             for rule, crash in report.crashed
         ],
+    }
+
+
+def _scope(scope: Scope) -> dict[str, Any] | None:
+    if not scope.explicit:
+        return None
+    return {
+        "nvtx": scope.nvtx,
+        "start_ns": scope.start_ns,
+        "end_ns": scope.end_ns,
+        "process": scope.process,
+        "device": scope.device,
+        "steady_state": scope.steady_state,
     }
 
 

@@ -126,6 +126,8 @@ class Page:
 
 def _section(page: Page, report: Report, show_suppressed: bool) -> None:
     page.line(head(report), "bold")
+    if report.scope.explicit:
+        page.paragraph(f"judged: {_scope(report)}")
     by_severity: dict[Severity, list[tuple[Rule, Finding]]] = {}
     for rule, finding in report.fresh:
         by_severity.setdefault(finding.severity, []).append((rule, finding))
@@ -169,6 +171,21 @@ def head(report: Report) -> str:
         [f"GPU span {duration(facts.span_ns)}"] if facts.span_ns is not None else []
     )
     return " · ".join(parts)
+
+
+def _scope(report: Report) -> str:
+    """What the user asked to be judged, and how much time that is."""
+    scope = report.scope
+    parts = [f"NVTX {printable(scope.nvtx, _MAX_NAME)}"] if scope.nvtx else []
+    parts += ["repeated iterations"] if scope.steady_state else []
+    if scope.timed:
+        start = 0 if scope.start_ns is None else scope.start_ns
+        end = "the end" if scope.end_ns is None else f"{scope.end_ns / 1e9:.6g} s"
+        parts.append(f"{start / 1e9:.6g} s to {end}")
+    parts += [f"process {printable(scope.process, 40)}"] if scope.process else []
+    parts += [f"device {scope.device}"] if scope.device is not None else []
+    time = sum(judged.duration_ns for judged in report.overview.judged)
+    return f"{'; '.join(parts)} ({duration(time)})"
 
 
 def _finding(page: Page, report: Report, rule: Rule, finding: Finding) -> None:

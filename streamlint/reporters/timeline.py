@@ -171,7 +171,7 @@ def _facts(
                 "iterations": iterations,
                 "nvtx": printable(nvtx or "", 80),
             }
-            for pid, start, end, iterations, nvtx in facts.judged
+            for pid, start, end, iterations, nvtx, _ in facts.judged
         ],
         "model": None
         if model is None
@@ -181,10 +181,7 @@ def _facts(
             "joint_ns": model.joint_ns,
             "joint_share": model.joint_share,
         },
-        "silent": sum(
-            not j.findings and j.not_assessed is None and j.crashed is None
-            for j in report.judgements
-        ),
+        "silent": sum(j.silent for j in report.judgements),
     }
 
 
