@@ -157,7 +157,12 @@ class Report(NamedTuple):
 
 
 def gone(baseline: Baseline, reports: Sequence[Report]) -> list[Entry]:
-    """Entries that no trace shows, though their rules were assessed in all of them."""
+    """Entries that no trace shows, though their rules were assessed in all of them.
+
+    None where only a part of a trace was judged.
+    """
+    if any(report.scope.explicit for report in reports):
+        return []
     judged = [{j.rule.name for j in r.judgements if j.judged} for r in reports]
     sure = set[str].intersection(*judged) if judged else set()
     seen = {
@@ -215,7 +220,13 @@ def lint(
         overview(trace),
         tuple(judgements),
         model,
-        uses=gate.uses({j.rule.name: j.judged for j in judgements}),
+        uses=gate.uses(
+            {
+                # In a part of a trace, an allowance may just have nothing to allow.
+                j.rule.name: j.judged and not settings.scope.explicit
+                for j in judgements
+            }
+        ),
         scope=settings.scope,
     )
 

@@ -87,7 +87,7 @@ class Use(NamedTuple):
     """What became of an allowance in one trace.
 
     ``state`` is "matched" (``findings`` of them), "unmatched", "not judged" (the rule
-    couldn't tell), "expired" or "invalid".
+    couldn't tell, or of a part of the trace only), "expired" or "invalid".
     """
 
     allowance: Allowance

@@ -18,6 +18,7 @@ from streamlint import engine
 from streamlint.registry import all_rules
 from streamlint.reporters import html, packing, timeline
 from streamlint.reporters.timeline import capture
+from streamlint.suppression import Allowance, Policy, Saving
 from streamlint.trace import open_trace
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces" / "extra"
@@ -398,4 +399,20 @@ def test_both_colour_schemes_and_print_draw(
     assert browser.execute_script(ground) == "rgb(255, 255, 255)"
     assert not browser.find_element(By.ID, "tools").is_displayed()
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": []})
+    no_messages(browser)
+
+
+def test_findings_that_are_not_shown_are_counted(browser: Chrome, pages: Path) -> None:
+    known = Allowance("legacy-null-stream-barrier", "known", "a test")
+    captures = []
+    for policy in (Policy(allowances=(known,)), Policy(Saving(share=1.0))):
+        trace = open_trace(LEGACY)
+        captures.append(capture(trace, engine.lint(trace, all_rules(), policy=policy)))
+        trace.close()
+    page = pages / "hidden.html"
+    page.write_text(html.page(captures), encoding="utf-8")
+    open_page(browser, page)
+    text = browser.find_element(By.TAG_NAME, "body").text
+    assert "found nothing; 1 finding suppressed" in text
+    assert "found nothing; 1 finding below min-saving" in text
     no_messages(browser)

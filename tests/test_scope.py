@@ -160,6 +160,25 @@ def test_facts_from_outside_a_scope_still_count(run: Run) -> None:
     assert [finding["fingerprint"] for finding in part["findings"]] == ids
 
 
+def test_a_part_calls_no_entry_stale(run: Run, folder: Path) -> None:
+    path = two_phases(folder)
+    args = (path, f"--select={RULE}")
+    assert run("lint", *args, "--write-baseline=known.json").code == 0
+    entry = f'[[allow]]\nrule = "{RULE}"\nkernel = "prefill*"\nreason = "known"\n'
+    (folder / "streamlint.toml").write_text(entry)
+    done = run("lint", *args, "--baseline=known.json", "--min-saving=1s")
+    assert "matches no finding" in done.err
+    other = f"{entry}[rules.{RULE}]\nmin-calls = 100\n"
+    (folder / "streamlint.toml").write_text(other)
+    assert "no longer found" in run("lint", *args, "--baseline=known.json").err
+    done = run("lint", *args, "--baseline=known.json", "--nvtx=decode")
+    assert (done.code, done.err) == (0, "")
+    (folder / "streamlint.toml").write_text(entry)
+    done = run("lint", *args, "--nvtx=prefill")
+    assert (done.code, done.err) == (0, "")
+    assert "1 suppressed" in done.out
+
+
 # Times ------------------------------------------------------------------------------
 
 

@@ -182,6 +182,8 @@ def _facts(
             "joint_share": model.joint_share,
         },
         "silent": sum(j.silent for j in report.judgements),
+        "suppressed": len(report.suppressed),
+        "below": report.below,
     }
 
 
