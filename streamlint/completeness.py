@@ -503,6 +503,23 @@ def _inflated_launches(trace: Trace) -> list[Defect]:
     return found
 
 
+def _lost_stacks(trace: Trace) -> list[Defect]:
+    """Python call stacks that the export leaves out."""
+    if not trace.python_stacks_lost:
+        return []
+    taken = trace.runtime_calls["backtrace_ns"].count()
+    return [
+        Defect(
+            "Python call stacks not exported",
+            taken,
+            f"Python call stacks were recorded at {taken} calls, but the export lacks "
+            "their payloads (nsys export --include-json=true): findings name no "
+            "Python line",
+            "export it again: nsys export --include-json=true --include-blobs=true",
+        )
+    ]
+
+
 # What the profiler said ---------------------------------------------------------
 
 
@@ -695,7 +712,7 @@ def _newer(trace: Trace) -> list[Defect]:
 
 _CHECKS: tuple[Callable[[Trace], list[Defect]], ...] = (
     *(_lost_work, _lost_calls, _told, _invalid_rows, _holes, _partial),
-    *(_overhead, _inflated_launches, _newer),
+    *(_overhead, _inflated_launches, _lost_stacks, _newer),
 )
 
 

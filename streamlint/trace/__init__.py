@@ -1,4 +1,4 @@
-"""Typed tables of one trace; the only package that reads SQLite."""
+"""Typed tables of one trace; the only package that reads SQLite and parquet."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 
 
 def open_trace(path: Path) -> Trace:
-    """Open a `.sqlite` export, or export a report (`.nsys-rep`) and open that.
+    """Open an export, or export a report (`.nsys-rep`) and open that.
 
+    An export is a `.sqlite` file or a parquetdir folder.
     Raises `TraceError`, with advice, on anything else.
     """
     from streamlint.errors import TraceError
@@ -26,4 +27,9 @@ def open_trace(path: Path) -> Trace:
         except TraceError:
             export.unlink(missing_ok=True)  # next time a new one is made
             raise
+    if path.is_dir():
+        from streamlint.trace.parquet import ParquetFolder, is_parquet_folder
+
+        if is_parquet_folder(path):
+            return Trace(ParquetFolder(path))
     return Trace(ExportFile(path))

@@ -884,6 +884,17 @@ class Trace:
             > 0
         )
 
+    @cached_property
+    def python_stacks_lost(self) -> bool:
+        """Whether Python call stacks were recorded whose payloads weren't exported."""
+        if not self._has_python_stacks:
+            return False
+        payloads = self._frame("nvtx_payloads")
+        return all(
+            payloads[column].null_count() == payloads.height
+            for column in ("json_text", "binary_data")
+        )
+
     def native_stacks(
         self, callchain_ids: Iterable[int]
     ) -> dict[int, list[tuple[str, str]]]:

@@ -47,7 +47,7 @@ _DTYPES: dict[Kind, type[pl.DataType]] = {
 }
 
 
-class _Layout(NamedTuple):
+class Layout(NamedTuple):
     """Where a table's rows are and what its columns are called."""
 
     root_page: int
@@ -242,15 +242,19 @@ class ExportFile:
         rows: list[tuple[object, object]] = []
         layout = self._layouts.get("StringIds")
         if layout is not None and {"id", "value"} <= layout.columns.keys():
-            with self._connection.reading():
-                rows = self._connection.rows("SELECT id, value FROM StringIds")
+            rows = self._string_rows()
         first: dict[int, str | None] = {}
         for key, value in rows:
             if isinstance(key, int):
                 first.setdefault(key, value if isinstance(value, str) else None)
         keys = np.array(sorted(first), dtype=np.int64)
         values = pl.Series([first[key] for key in sorted(first)], dtype=pl.String)
-        return keys, _without_homes(values)
+        return keys, without_homes(values)
+
+    def _string_rows(self) -> list[tuple[object, object]]:
+        """Keys and values of StringIds."""
+        with self._connection.reading():
+            return self._connection.rows("SELECT id, value FROM StringIds")
 
     def _named(self, keys: pl.Series) -> pl.Series:
         """The strings of these keys; null where there is none."""
@@ -264,7 +268,7 @@ class ExportFile:
         return named.scatter(np.flatnonzero(missing), None) if missing.any() else named
 
     def _read(
-        self, source: str, layout: _Layout, columns: Sequence[Column]
+        self, source: str, layout: Layout, columns: Sequence[Column]
     ) -> list[pl.Series]:
         whole = [c for c in columns if c.kind in (Kind.INT, Kind.STRING_ID)]
         other = [c for c in columns if c not in whole]
@@ -282,7 +286,7 @@ class ExportFile:
         return [series[c.name] for c in columns]
 
     def _read_pages(
-        self, layout: _Layout, columns: Sequence[Column]
+        self, layout: Layout, columns: Sequence[Column]
     ) -> list[IntColumn] | None:
         if not layout.plain or any(c.source == layout.rowid_alias for c in columns):
             return None
@@ -314,8 +318,8 @@ class ExportFile:
     def _source(self, table: TraceTable) -> str | None:
         return next((s for s in table.sources if s in self._layouts), None)
 
-    def _read_layouts(self) -> dict[str, _Layout]:
-        layouts: dict[str, _Layout] = {}
+    def _read_layouts(self) -> dict[str, Layout]:
+        layouts: dict[str, Layout] = {}
         wanted = {s for t in TABLES.values() for s in t.sources}
         wanted |= {"StringIds", "META_DATA_CAPTURE"}
         with self._connection.reading():
@@ -326,7 +330,7 @@ class ExportFile:
             for name, kind, root_page, sql in found:
                 if name not in wanted:
                     if kind == "table" and isinstance(name, str):
-                        layouts[name] = _Layout(0, {}, None, plain=False)
+                        layouts[name] = Layout(0, {}, None, plain=False)
                     continue
                 if not is_plain_table(kind, name, sql):
                     raise TraceError(
@@ -337,7 +341,7 @@ class ExportFile:
                 layouts[name] = self._layout(name, root_page, str(sql))
         return layouts
 
-    def _layout(self, name: str, root_page: object, sql: str) -> _Layout:
+    def _layout(self, name: str, root_page: object, sql: str) -> Layout:
         info = self._connection.rows(f"PRAGMA table_xinfo({_quoted(name)})")
         keys = [row for row in info if row[5]]
         alias = (
@@ -351,7 +355,7 @@ class ExportFile:
         # A generated column is an expression that the file brings along: left alone.
         columns = {row[1]: row[0] for row in info if not row[6]}
         root = root_page if isinstance(root_page, int) else 0
-        return _Layout(root, columns, alias, plain)
+        return Layout(root, columns, alias, plain)
 
     def _refuse_other_databases(self, *, complete: bool) -> None:
         names = set(self._layouts)
@@ -395,7 +399,8 @@ def _refuse_other_files(path: Path, name: str) -> None:
         ) from None
     if stat.S_ISDIR(mode):
         raise TraceError(
-            f"{path} is a directory", hint="name the trace files: streamlint lint DIR/*"
+            f"{path} is a directory and no parquetdir export",
+            hint="name the trace files: streamlint lint DIR/*",
         )
     if not stat.S_ISREG(mode):
         raise TraceError(f"{path} is not a regular file", hint="name a file on disk")
@@ -477,10 +482,10 @@ def _clean_series(column: Column, values: Sequence[object]) -> pl.Series:
     except (TypeError, OverflowError, pl.exceptions.PolarsError):
         kept = [v if isinstance(v, wanted) else None for v in values]
         clean = pl.Series(column.name, kept, dtype=dtype)
-    return _without_homes(clean) if column.kind is Kind.TEXT else clean
+    return without_homes(clean) if column.kind is Kind.TEXT else clean
 
 
-def _without_homes(texts: pl.Series) -> pl.Series:
+def without_homes(texts: pl.Series) -> pl.Series:
     """The texts with ``~`` for home folders: no user's name leaves this module."""
     found = texts.str.contains(HOME_SIGN)
     if not found.any():

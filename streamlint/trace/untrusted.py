@@ -44,16 +44,19 @@ class _TooDear(sqlite3.DatabaseError):
     """The file asks for more time or memory than a sound one of its size."""
 
 
-class _Identity(NamedTuple):
+class Identity(NamedTuple):
+    """What tells a file from another one, or from itself after a change."""
+
     device: int
     inode: int
     size: int
     changed_ns: int
 
 
-def _identity(path: Path) -> _Identity:
+def identity(path: Path) -> Identity:
+    """The identity of a file now; raises `OSError` if there is none."""
     status = path.stat()
-    return _Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 class Connection:
@@ -66,9 +69,9 @@ class Connection:
     def __init__(self, path: Path, uri: str, *, original: Path, name: str) -> None:
         """Open the file; its schema is not read yet."""
         self._original, self._name = original, name
-        self._before: _Identity | None = None
+        self._before: Identity | None = None
         try:
-            self._before, size = _identity(original), path.stat().st_size
+            self._before, size = identity(original), path.stat().st_size
         except OSError:
             self.refuse_change()  # it was there a moment ago
             raise
@@ -174,14 +177,19 @@ class Connection:
     def refuse_change(self) -> None:
         """Raise `TraceError` if the file is not the one that was opened."""
         try:
-            same = _identity(self._original) == self._before
+            same = identity(self._original) == self._before
         except OSError:
             same = False
         if not same:
-            raise TraceError(
-                f"{self._name} was changed while it was read",
-                hint="wait until it is written, then run streamlint again",
-            )
+            raise changed(self._name)
+
+
+def changed(name: str) -> TraceError:
+    """The error for a trace that was written to while it was read."""
+    return TraceError(
+        f"{name} was changed while it was read",
+        hint="wait until it is written, then run streamlint again",
+    )
 
 
 def authorize(
