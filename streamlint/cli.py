@@ -197,7 +197,8 @@ def lint(
     traces: Annotated[
         list[Path],
         typer.Argument(
-            metavar="TRACE...", help="SQLite exports (.sqlite) or reports (.nsys-rep)."
+            metavar="TRACE...",
+            help="SQLite or parquetdir exports, or reports (.nsys-rep).",
         ),
     ],
     output_format: Annotated[
