@@ -626,15 +626,29 @@ class Trace:
         ).clip(1)
         blocks = pl.col("grid_x") * pl.col("grid_y") * pl.col("grid_z")
         return (
-            self.kernels.join(
-                self._device_map, on=["pid", "device_id"], how="left", validate="m:1"
+            self.kernels.lazy()
+            .join(
+                self._device_map.lazy(),
+                on=["pid", "device_id"],
+                how="left",
+                validate="m:1",
+                maintain_order="left",
             )
-            .join(self.gpus.drop("name"), on="gpu_id", how="left", validate="m:1")
-            .with_columns(
+            .join(
+                self.gpus.drop("name").lazy(),
+                on="gpu_id",
+                how="left",
+                validate="m:1",
+                maintain_order="left",
+            )
+            .select(
+                *_OP_COLUMNS,
+                "name",
                 (blocks / (pl.col("sm_count") * fitting))
                 .clip(0, 1)
-                .alias("sm_fraction")
+                .alias("sm_fraction"),
             )
+            .collect()
         )
 
     # The machine --------------------------------------------------------------
