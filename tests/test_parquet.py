@@ -48,7 +48,10 @@ def parquet_folder(export: Path, folder: Path, *, payloads: bool = True) -> Path
 def _column(name: str, values: list[object]) -> pl.Series:
     if any(isinstance(value, bytes) for value in values):
         # As nsys does: a text, cut off where it is none.
-        texts = [bytes(v).decode("ascii", "ignore") if v else None for v in values]  # type: ignore[arg-type]
+        texts = [
+            value.decode("ascii", "ignore") if isinstance(value, bytes) else None
+            for value in values
+        ]
         return pl.Series(texts, dtype=pl.String)
     if any(isinstance(value, str) for value in values):
         return pl.Series(values, dtype=pl.String)
