@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from streamlint.diff import Side
     from streamlint.engine import Report
     from streamlint.findings import Severity
-    from streamlint.settings import Scope
+    from streamlint.settings import Scope, Settings
     from streamlint.suppression import Allowance
     from streamlint.trace.model import Trace
 
@@ -61,6 +61,15 @@ _OutputOption = Annotated[
         "-o",
         metavar="[FORMAT=]FILE",
         help="Write to this file instead of stdout; with FORMAT=, write that as well "
+        "(repeatable).",
+    ),
+]
+_SymbolsOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--symbols",
+        metavar="DIR|FILE",
+        help="Where the program's binaries are, for source lines of native code "
         "(repeatable).",
     ),
 ]
@@ -286,9 +295,24 @@ def lint(
             "--steady-state", help="Judge repeated iterations; fail without any."
         ),
     ] = False,
+    symbols: _SymbolsOption = None,
     show_suppressed: Annotated[
         bool,
         typer.Option("--show-suppressed", help="List what is allowed, and why."),
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            "-v",
+            help="Add call stacks, all evidence, and how rules and tables came out.",
+        ),
+    ] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet", "-q", help="Print findings only, nothing about a clean trace."
+        ),
     ] = False,
     config: _ConfigOption = None,
     isolated: _IsolatedOption = False,
@@ -301,7 +325,7 @@ def lint(
         from streamlint.engine import lint as lint_trace
         from streamlint.findings import Severity
         from streamlint.registry import select as select_rules
-        from streamlint.reporters import View, renderer
+        from streamlint.reporters import Detail, View, renderer
         from streamlint.reporters.places import SourceTree
 
         held = _configuration(config, isolated, min_saving)
@@ -321,6 +345,10 @@ def lint(
             else f"--select, --ignore and {held.origin} leave no rule",
             hint="`streamlint rules` lists them",
         )
+    if quiet and verbose:
+        raise UsageError("--quiet and --verbose", hint="leave one of them out")
+    detail = Detail.QUIET if quiet else Detail.VERBOSE if verbose else Detail.NORMAL
+    settings = _with_symbols(held.settings, symbols)
     least = held.fail_on if fail_on is None else Severity(fail_on.value)
     outputs = _outputs(output_format, output)
     _not_a_trace("--html", html)
@@ -350,7 +378,7 @@ def lint(
                     rules,
                     told,
                     with_model=with_model,
-                    settings=held.settings,
+                    settings=settings,
                     policy=held.policy,
                 )
                 report = report._replace(baseline=known)
@@ -369,6 +397,7 @@ def lint(
         for _, crash in report.crashed:
             _show_traceback(crash.traceback)
     _tell_uses(reports)
+    _tell_notes(reports)
     for wanted, file in outputs:
         if wanted is OutputFormat.PERFETTO:
             if reports:
@@ -376,7 +405,9 @@ def lint(
         elif reports or (failures and wanted not in _NEEDS_A_TRACE):
             on_screen = file is None and sys.stdout.isatty()
             colored = file is None and _use_color(color, on_screen)
-            view = View(colored, _width(on_screen), least, sources, show_suppressed)
+            view = View(
+                colored, _width(on_screen), least, sources, show_suppressed, detail
+            )
             _write(renderer(wanted.value)(reports, failures, view), file)
     code = _exit_code(reports, bool(failures), least, exit_zero=exit_zero)
     if known is not None and not failures:  # a trace that wasn't read may show it
@@ -398,6 +429,7 @@ def report(
         Path, typer.Option("--output", "-o", help="The page to write.")
     ] = Path("report.html"),
     plotlyjs: Annotated[str, typer.Option(help=_PLOTLYJS_HELP)] = "inline",
+    symbols: _SymbolsOption = None,
     config: _ConfigOption = None,
     isolated: _IsolatedOption = False,
 ) -> None:
@@ -411,6 +443,7 @@ def report(
             "a report is about one trace or two", hint="name one, or before and after"
         )
     held = _configuration(config, isolated)
+    settings = _with_symbols(held.settings, symbols)
     rules = select_rules([*held.select], [*held.ignore])
     with ExitStack() as opened:
         judged: list[tuple[Trace, Report]] = []
@@ -422,13 +455,14 @@ def report(
                     rules,
                     told,
                     with_model=True,
-                    settings=held.settings,
+                    settings=settings,
                     policy=held.policy,
                 )
                 judged.append((trace, found))
         for _, found in judged:
             for _, crash in found.crashed:
                 _show_traceback(crash.traceback)
+        _tell_notes([found for _, found in judged])
         with _progress(traces[0].name):
             _write(_page(judged, plotlyjs), output)
     _say(f"wrote {output}")
@@ -777,6 +811,21 @@ def _times(text: str) -> tuple[int | None, int | None]:
     if start is not None and end is not None and start >= end:
         raise wrong
     return start, end
+
+
+def _tell_notes(reports: list[Report]) -> None:
+    for note in dict.fromkeys(note for report in reports for note in report.notes):
+        _say(f"note: {note}")
+
+
+def _with_symbols(settings: Settings, places: list[Path] | None) -> Settings:
+    for place in places or ():
+        if not place.exists():
+            raise UsageError(
+                f"--symbols {place} does not exist",
+                hint="name the folder that holds the program's binaries, or one itself",
+            )
+    return replace(settings, symbols=tuple(places or ()))
 
 
 def _page(judged: list[tuple[Trace, Report]], plotlyjs: str) -> str:

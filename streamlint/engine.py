@@ -34,6 +34,7 @@ from streamlint.steady import regions
 from streamlint.suppression import Gate, Policy, Suppressed, Use
 from streamlint.trace.capture import Capture
 from streamlint.trace.model import Trace
+from streamlint.where import notes
 
 _ALL = Policy()
 
@@ -84,7 +85,7 @@ class Report(NamedTuple):
 
     ``model`` is None where no cost was replayed, ``baseline`` where none was named;
     ``uses`` says what became of the allowances of the rules that were chosen, ``scope``
-    which part was judged.
+    which part was judged, ``notes`` what could not be had of what was asked for.
     """
 
     path: Path
@@ -95,6 +96,7 @@ class Report(NamedTuple):
     baseline: Baseline | None = None
     uses: tuple[Use, ...] = ()
     scope: Scope = WHOLE
+    notes: tuple[str, ...] = ()
 
     @property
     def findings(self) -> list[tuple[Rule, Finding]]:
@@ -228,6 +230,7 @@ def lint(
             }
         ),
         scope=settings.scope,
+        notes=notes(trace),
     )
 
 

@@ -79,7 +79,10 @@ class Evidence(NamedTuple):
 
 
 class SourceFrame(NamedTuple):
-    """A place in code; ``file`` is the module and ``line`` None for native frames."""
+    """A place in code; ``file`` is the module where ``line`` is None.
+
+    That is so for native frames, unless a binary at hand told their lines.
+    """
 
     file: str
     line: int | None
@@ -100,6 +103,8 @@ class Rows:
 class Where(NamedTuple):
     """Where a finding holds. Empty tuples and None mean "not one place".
 
+    ``source`` are the user's own lines, the most frequent first, and ``stack`` is a
+    call stack to the first of them, innermost frame first.
     ``rows`` are what the rest is a summary of; a report doesn't keep them.
     """
 
@@ -112,6 +117,7 @@ class Where(NamedTuple):
     kernels: tuple[str, ...] = ()
     nvtx: tuple[str, ...] = ()
     source: tuple[SourceFrame, ...] = ()
+    stack: tuple[SourceFrame, ...] = ()
     rows: Rows | None = None
 
 

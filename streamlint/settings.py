@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from streamlint.units import bytes_text, ns_text, share_text
@@ -75,10 +76,15 @@ WHOLE = Scope()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settings:
-    """How a trace is judged; without arguments as streamlint does by itself."""
+    """How a trace is judged; without arguments as streamlint does by itself.
+
+    ``symbols`` are files and folders with the binaries of the recorded program, for
+    source lines of native code.
+    """
 
     limits: Mapping[Threshold[Any], int | float] = field(default_factory=dict)
     scope: Scope = WHOLE
+    symbols: tuple[Path, ...] = ()
 
     def limit(self, threshold: Threshold[_T]) -> _T:
         """The value of ``threshold`` that holds."""

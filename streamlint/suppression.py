@@ -109,7 +109,9 @@ class Policy(NamedTuple):
     def placed(self, finding: Finding) -> Finding:
         """``finding`` with its source paths mapped, and without its rows."""
         source = tuple(map(self.mapped, finding.where.source))
-        return replace(finding, where=finding.where._replace(source=source, rows=None))
+        stack = tuple(map(self.mapped, finding.where.stack))
+        where = finding.where._replace(source=source, stack=stack, rows=None)
+        return replace(finding, where=where)
 
     def mapped(self, frame: SourceFrame) -> SourceFrame:
         """``frame`` with its path mapped."""

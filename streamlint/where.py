@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from streamlint.findings import Rows, SourceFrame, Where
-from streamlint.trace.model import Trace
+from streamlint.native import NativeLines
+from streamlint.own import (
+    in_own_code,
+    is_cuda_function,
+    is_python_module,
+    is_system_module,
+    module_name,
+)
+from streamlint.trace.model import NativeFrame, Trace
 from streamlint.trace.stacks import Frame
 
 _MAX_NAMES = 3
 _MAX_CALLS = 64
-_LIBRARY_FILE = re.compile(
-    r"(^|/)(site-packages|dist-packages|lib/python\d[\d.]*)/|^<|^$"
-)
-_SYSTEM_MODULE = re.compile(
-    r"^/(usr/)?lib|^\[|site-packages|dist-packages|/lib(cu|nv|torch|c10|python)"
-    r"|(^|/)python[\d.]*$"
-)
+_MAX_STACK = 64
 
 
 def locate(
@@ -48,6 +52,7 @@ def locate(
             .head(_MAX_NAMES)
         )
         kernels = tuple(longest["name"])
+    source, stack = _frames(trace, calls)
     return Where(
         pid=pid,
         process=names[0] if names else None,
@@ -57,7 +62,8 @@ def locate(
         threads=_distinct(calls, "tid") or _distinct(ops, "tid"),
         kernels=kernels,
         nvtx=_enclosing(trace, calls),
-        source=_frames(trace, calls),
+        source=source,
+        stack=stack,
         rows=Rows(calls, ops),
     )
 
@@ -80,9 +86,10 @@ def _sharing_key(rows: pl.DataFrame, keys: pl.DataFrame) -> pl.DataFrame:
 def sites(trace: Trace, calls: pl.DataFrame) -> pl.Series:
     """The place in the user's code of each call, null where the trace has none.
 
-    One string a call, "file:line function" (Python) or "function (module)".
+    One string a call, "file:line function" (Python) or "function (module)": what
+    binaries at hand tell beyond the trace doesn't change how findings are told apart.
     """
-    found = user_frames(trace, calls)
+    found = _own(_stacks(trace, calls, trace.derived(_Recorded)))
     keys = zip(calls["pid"], calls["correlation_id"], strict=True)
     texts = [
         None if (frame := found.get(key)) is None else describe(frame) for key in keys
@@ -97,39 +104,154 @@ def describe(frame: SourceFrame) -> str:
     return f"{frame.file}:{frame.line} {frame.function}"
 
 
-def in_own_code(frame: SourceFrame) -> bool:
-    """Whether a frame is a line of the user's, not of a library or of Python."""
-    return frame.line is not None and not _LIBRARY_FILE.search(frame.file)
-
-
 def user_frames(
     trace: Trace, calls: pl.DataFrame
 ) -> dict[tuple[int, int], SourceFrame]:
     """The user's own innermost frame by (pid, correlation id)."""
+    return _own(_stacks(trace, calls, trace.derived(_Lined)))
+
+
+def notes(trace: Trace) -> tuple[str, ...]:
+    """Why native frames have no lines although binaries were named."""
+    if not trace.settings.symbols:
+        return ()
+    return tuple(trace.derived(NativeLines).notes)
+
+
+class _Stack(NamedTuple):
+    """A call stack, innermost frame first, and the innermost of the user's own.
+
+    ``sure`` is False where ``own`` is only the best there is.
+    """
+
+    frames: tuple[SourceFrame, ...]
+    own: SourceFrame | None
+    sure: bool = True
+
+
+_Stacks = dict[tuple[int, int], _Stack]
+
+
+class _Recorded:
+    """Native call stacks as a trace has them; keeps those that were asked for."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._known: dict[int, list[NativeFrame]] = {}
+        self._made: dict[tuple[int, int], _Stack] = {}
+
+    @cached_property
+    def _kernels(self) -> frozenset[tuple[str, ...]]:
+        names = self._trace.kernels["full_name"].unique().drop_nulls()
+        return frozenset(map(_words_of, names))
+
+    def load(self, chains: pl.Series) -> None:
+        """Read these call chains."""
+        new = {*chains} - self._known.keys()
+        if new:
+            self._known.update(self._trace.native_stacks(new))
+
+    def stack(self, pid: int, chain: int) -> _Stack | None:
+        """A loaded call chain, of a call of this process; None if it is empty."""
+        if chain not in self._known:
+            return None
+        if (pid, chain) not in self._made:
+            self._made[pid, chain] = self._stack(pid, self._known[chain])
+        return self._made[pid, chain]
+
+    def _stack(self, pid: int, recorded: list[NativeFrame]) -> _Stack:
+        frames: list[SourceFrame] = []
+        own: SourceFrame | None = None
+        for frame in recorded:
+            if is_python_module(frame.module):
+                break  # what it runs, the Python stack shows better
+            system = is_system_module(frame.module)
+            for at in self._at(pid, frame):
+                frames.append(at)
+                if own is None and not system and self._is_own(pid, frame.module, at):
+                    own = at
+        return _Stack(tuple(frames), own)
+
+    def _at(self, pid: int, frame: NativeFrame) -> tuple[SourceFrame, ...]:
+        """The functions at a frame, the innermost first."""
+        del pid
+        if not frame.symbol:
+            return ()
+        return (SourceFrame(module_name(frame.module), None, frame.symbol),)
+
+    def _is_own(self, pid: int, module: str, frame: SourceFrame) -> bool:
+        """Whether a frame of the user's binary is the user's, not linked into it."""
+        if _words_of(frame.function) in self._kernels:
+            return False  # nvcc's stub, which launches the kernel
+        if frame.line is not None:
+            return in_own_code(frame)
+        return not is_cuda_function(frame.function) and not self._has_lines(pid, module)
+
+    def _has_lines(self, pid: int, module: str) -> bool:
+        del pid, module
+        return False
+
+
+def _words_of(signature: str) -> tuple[str, ...]:
+    """The words of a signature, of which demanglers order some differently."""
+    return tuple(sorted(re.findall(r"\w+|[^\w\s]", signature)))
+
+
+class _Lined(_Recorded):
+    """Native call stacks with source lines, as far as binaries at hand tell them."""
+
+    @cached_property
+    def _lines(self) -> NativeLines:
+        return self._trace.derived(NativeLines)
+
+    def _at(self, pid: int, frame: NativeFrame) -> tuple[SourceFrame, ...]:
+        return self._lines.at(pid, frame) or super()._at(pid, frame)
+
+    def _has_lines(self, pid: int, module: str) -> bool:
+        return self._lines.has_lines(pid, module)
+
+
+def _own(stacks: _Stacks) -> dict[tuple[int, int], SourceFrame]:
+    return {key: stack.own for key, stack in stacks.items() if stack.own is not None}
+
+
+def _stacks(trace: Trace, calls: pl.DataFrame, native: _Recorded) -> _Stacks:
+    """Call stacks by (pid, correlation id)."""
     if not calls.height:
         return {}
-    chosen: dict[tuple[tuple[int, int, int], ...], SourceFrame] = {}
-    found: dict[tuple[int, int], SourceFrame] = {}
+    made: dict[tuple[Frame, ...], _Stack] = {}
+    found: _Stacks = {}
     for key, stack in _python_stacks(trace, calls).items():
         frames = tuple(stack)
-        if frames not in chosen:
-            named = [
-                SourceFrame(trace.string(file), line, trace.string(function))
-                for function, file, line in frames
-            ]
-            chosen[frames] = next(filter(in_own_code, named), named[0])
-        found[key] = chosen[frames]
+        if frames not in made:
+            made[frames] = _python_stack(trace, frames)
+        found[key] = made[frames]
     if calls["callchain_id"].null_count() == calls.height:
         return found
     chained = calls.filter(pl.col("callchain_id").is_not_null())
-    stacks = trace.native_stacks(chained["callchain_id"].unique())
-    native = {chain: _native_frame(stack) for chain, stack in stacks.items()}
+    native.load(chained["callchain_id"].unique())
     columns = ("pid", "correlation_id", "callchain_id")
     for pid, correlation_id, chain in chained.select(columns).iter_rows():
-        frame = native.get(chain)
-        if frame is not None:
-            found.setdefault((pid, correlation_id), frame)
+        inner = native.stack(pid, chain)
+        if inner is not None:
+            outer = found.get((pid, correlation_id))
+            found[pid, correlation_id] = inner if outer is None else _on(inner, outer)
     return found
+
+
+def _on(native: _Stack, python: _Stack) -> _Stack:
+    """A native stack above the Python stack that called it."""
+    own = native.own if native.own and not python.sure else python.own
+    return _Stack((*native.frames, *python.frames), own, python.sure)
+
+
+def _python_stack(trace: Trace, frames: tuple[Frame, ...]) -> _Stack:
+    named = tuple(
+        SourceFrame(trace.string(file), line, trace.string(function))
+        for function, file, line in frames
+    )
+    own = next(filter(in_own_code, named), None)
+    return _Stack(named, own or named[0], own is not None)
 
 
 def _python_stacks(
@@ -141,19 +263,18 @@ def _python_stacks(
     return trace.python_stacks(calls)
 
 
-def _native_frame(stack: list[tuple[str, str]]) -> SourceFrame | None:
-    """The innermost frame outside system, CUDA and framework libraries."""
-    for symbol, module in stack:
-        if module and not _SYSTEM_MODULE.search(module):
-            return SourceFrame(module.rpartition("/")[2], None, symbol)
-    return None
-
-
-def _frames(trace: Trace, calls: pl.DataFrame | None) -> tuple[SourceFrame, ...]:
+def _frames(
+    trace: Trace, calls: pl.DataFrame | None
+) -> tuple[tuple[SourceFrame, ...], tuple[SourceFrame, ...]]:
+    """The places of these calls, the most frequent first, and a stack to that."""
     if calls is None:
-        return ()
-    counts = Counter(user_frames(trace, calls).values())
-    return tuple(frame for frame, _ in counts.most_common(_MAX_NAMES))
+        return (), ()
+    stacks = _stacks(trace, calls, trace.derived(_Lined))
+    places = [f for f, _ in Counter(_own(stacks).values()).most_common(_MAX_NAMES)]
+    if not places:
+        return (), ()
+    stack = next(s.frames for s in stacks.values() if s.own == places[0])
+    return tuple(places), stack[:_MAX_STACK]
 
 
 def _enclosing(trace: Trace, calls: pl.DataFrame | None) -> tuple[str, ...]:

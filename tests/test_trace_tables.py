@@ -399,9 +399,9 @@ def test_native_stacks_reach_the_torch_operator() -> None:
     stacks = trace.native_stacks(waits["callchain_id"])
     taken = [stacks[chain] for chain in waits["callchain_id"]]
     assert len(taken) == 70
-    symbols = ["".join(symbol for symbol, _ in stack) for stack in taken]
+    symbols = ["".join(frame.symbol for frame in stack) for stack in taken]
     assert sum("_local_scalar_dense_cuda" in text for text in symbols) == 64
-    assert all(symbol for stack in stacks.values() for symbol, _ in stack)
+    assert all(frame.module for stack in stacks.values() for frame in stack)
 
 
 @pytest.mark.parametrize("as_json", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from streamlint.findings import Severity
@@ -13,11 +14,20 @@ if TYPE_CHECKING:
     from streamlint.errors import StreamlintError
 
 
+class Detail(Enum):
+    """How much text says."""
+
+    QUIET = 0
+    NORMAL = 1
+    VERBOSE = 2
+
+
 class View(NamedTuple):
     """How to show reports: colour, columns, what fails, and where the sources are.
 
     Text lists suppressed findings if ``show_suppressed``; annotations have none, the
-    other formats always have them.
+    other formats always have them. Text of ``detail`` `QUIET` has findings only, of
+    `VERBOSE` also call stacks, all evidence, and what each rule and table came to.
     """
 
     color: bool = False
@@ -25,6 +35,7 @@ class View(NamedTuple):
     fail_on: Severity = Severity.LOW
     sources: SourceTree = SourceTree()
     show_suppressed: bool = False
+    detail: Detail = Detail.NORMAL
 
 
 Failure: TypeAlias = "tuple[str, StreamlintError]"

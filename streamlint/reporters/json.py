@@ -13,8 +13,8 @@ from streamlint.baseline import Standing
 from streamlint.engine import Model, Report, gone
 from streamlint.errors import UsageError
 from streamlint.escape import without_home
-from streamlint.findings import Finding, Severity
-from streamlint.reporters import Failure, View
+from streamlint.findings import Finding, Severity, SourceFrame
+from streamlint.reporters import Detail, Failure, View
 from streamlint.rule import Rule
 from streamlint.settings import Scope
 from streamlint.suppression import Use
@@ -24,19 +24,19 @@ FORMAT_VERSION = 1
 
 
 def render(reports: Sequence[Report], failures: Sequence[Failure], view: View) -> str:
-    """The whole document; ``view`` means nothing here."""
-    del view
-    return json.dumps(document(reports, failures), indent=2, ensure_ascii=True) + "\n"
+    """The whole document; ``view`` says whether it has call stacks."""
+    whole = document(reports, failures, stacks=view.detail is Detail.VERBOSE)
+    return json.dumps(whole, indent=2, ensure_ascii=True) + "\n"
 
 
 def document(
-    reports: Sequence[Report], failures: Sequence[Failure] = ()
+    reports: Sequence[Report], failures: Sequence[Failure] = (), *, stacks: bool = False
 ) -> dict[str, Any]:
     """The whole document, before it is text."""
     return {
         "format": FORMAT_VERSION,
         "tool": {"name": "streamlint", "version": __version__},
-        "traces": [_trace(report) for report in reports],
+        "traces": [_trace(report, stacks) for report in reports],
         "errors": [
             {
                 "path": without_home(path),
@@ -87,7 +87,7 @@ def _no_result(path: Path, why: str) -> UsageError:
     )
 
 
-def _trace(report: Report) -> dict[str, Any]:
+def _trace(report: Report, stacks: bool) -> dict[str, Any]:
     facts, capture = report.overview, report.capture
     return {
         "path": without_home(str(report.path)),
@@ -123,14 +123,14 @@ def _trace(report: Report) -> dict[str, Any]:
         ],
         "rules": [judgement.rule.name for judgement in report.judgements],
         "findings": [
-            _finding(rule, finding, report.standing(rule, finding))
+            _finding(rule, finding, report.standing(rule, finding), stacks)
             for rule, finding in report.findings
         ],
         "suppressed": [
             {
                 "reason": allowed.reason,
                 "origin": allowed.origin,
-                "finding": _finding(rule, allowed.finding, None),
+                "finding": _finding(rule, allowed.finding, None, stacks),
             }
             for rule, allowed in report.suppressed
         ],
@@ -186,7 +186,9 @@ def _model(model: Model | None) -> dict[str, Any] | None:
     }
 
 
-def _finding(rule: Rule, finding: Finding, standing: Standing | None) -> dict[str, Any]:
+def _finding(
+    rule: Rule, finding: Finding, standing: Standing | None, stacks: bool
+) -> dict[str, Any]:
     where, cost = finding.where, finding.cost
     return {
         "rule": rule.name,
@@ -211,10 +213,8 @@ def _finding(rule: Rule, finding: Finding, standing: Standing | None) -> dict[st
             "threads": list(where.threads),
             "kernels": list(where.kernels),
             "nvtx": list(where.nvtx),
-            "source": [
-                {"file": frame.file, "line": frame.line, "function": frame.function}
-                for frame in where.source
-            ],
+            "source": list(map(_frame, where.source)),
+            **({"stack": list(map(_frame, where.stack))} if stacks else {}),
         },
         "evidence": [
             {
@@ -229,6 +229,10 @@ def _finding(rule: Rule, finding: Finding, standing: Standing | None) -> dict[st
         "fingerprint": finding.fingerprint(rule.name),
         "baseline": None if standing is None else standing.value,
     }
+
+
+def _frame(frame: SourceFrame) -> dict[str, Any]:
+    return {"file": frame.file, "line": frame.line, "function": frame.function}
 
 
 def _baseline(reports: Sequence[Report], *, complete: bool) -> dict[str, Any] | None:

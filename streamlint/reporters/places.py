@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from streamlint.escape import without_home
 from streamlint.findings import Finding
-from streamlint.where import in_own_code
+from streamlint.own import in_own_code
 
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 

@@ -18,7 +18,7 @@ from streamlint.findings import (
     NotAssessed,
     Severity,
 )
-from streamlint.reporters import Failure, View
+from streamlint.reporters import Detail, Failure, View
 from streamlint.rule import Rule
 from streamlint.suppression import Suppressed
 from streamlint.where import describe
@@ -52,7 +52,7 @@ def render(reports: Sequence[Report], failures: Sequence[Failure], view: View) -
     for index, report in enumerate(reports):
         if index:
             page.line()
-        _section(page, report, view.show_suppressed)
+        _section(page, report, view)
     if len(reports) > 1:
         page.line()
         page.line(f"{len(reports)} traces: {totals(reports)}", "bold")
@@ -124,7 +124,7 @@ class Page:
         return buffer.getvalue()
 
 
-def _section(page: Page, report: Report, show_suppressed: bool) -> None:
+def _section(page: Page, report: Report, view: View) -> None:
     page.line(head(report), "bold")
     if report.scope.explicit:
         page.paragraph(f"judged: {_scope(report)}")
@@ -135,8 +135,8 @@ def _section(page: Page, report: Report, show_suppressed: bool) -> None:
         page.line()
         page.line(f"{severity.value} ({len(pairs)})", STYLES[severity])
         for rule, finding in pairs:
-            _finding(page, report, rule, finding)
-    if show_suppressed and report.suppressed:
+            _finding(page, report, rule, finding, view.detail)
+    if view.show_suppressed and report.suppressed:
         page.line()
         page.line(f"suppressed ({len(report.suppressed)})", "dim")
         for rule, allowed in report.suppressed:
@@ -188,7 +188,9 @@ def _scope(report: Report) -> str:
     return f"{'; '.join(parts)} ({duration(time)})"
 
 
-def _finding(page: Page, report: Report, rule: Rule, finding: Finding) -> None:
+def _finding(
+    page: Page, report: Report, rule: Rule, finding: Finding, detail: Detail
+) -> None:
     page.line(f"  {rule.name}{grown_words(report, rule, finding)}")
     page.field("what", printable(finding.message))
     if finding.severity is Severity.INFO:
@@ -199,6 +201,9 @@ def _finding(page: Page, report: Report, rule: Rule, finding: Finding) -> None:
         page.field("where", place)
     for frame in finding.where.source:
         page.field("source", printable(describe(frame), 160))
+    if detail is Detail.VERBOSE:
+        for frame in finding.where.stack:
+            page.field("stack", printable(describe(frame), 160))
     first = finding.evidence[0]
     when = (
         f"at {first.start_ns / 1e9:.6f} s for {duration(first.end_ns - first.start_ns)}"

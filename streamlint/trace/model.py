@@ -12,7 +12,7 @@ import html
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import polars as pl
 
@@ -42,6 +42,19 @@ from streamlint.trace.tables import (
 )
 
 _T = TypeVar("_T")
+
+
+class NativeFrame(NamedTuple):
+    """A frame of a native call stack.
+
+    ``symbol`` is empty where nsys found none. ``address`` is in the recorded process
+    and, but for the innermost frame, where the call returns to; 0 is unknown.
+    """
+
+    symbol: str
+    module: str
+    address: int = 0
+
 
 _MOST_PROCESSES = 96
 """Ranks and workers of a large machine; ten ms each are a second."""
@@ -911,20 +924,43 @@ class Trace:
 
     def native_stacks(
         self, callchain_ids: Iterable[int]
-    ) -> dict[int, list[tuple[str, str]]]:
-        """(symbol, module) pairs by call chain id, innermost first; resolved ones."""
+    ) -> dict[int, list[NativeFrame]]:
+        """Native frames by call chain id, innermost first."""
         wanted = pl.Series("callchain_id", list(callchain_ids), dtype=pl.Int64)
         rows = (
             self._frame("native_stacks")
             .filter(pl.col("callchain_id").is_in(wanted.implode()))
             .sort("callchain_id", "depth")
         )
-        stacks: dict[int, list[tuple[str, str]]] = {}
-        columns = ("callchain_id", "symbol", "module", "unresolved")
-        for chain, symbol, module, unresolved in rows.select(columns).iter_rows():
-            if symbol and not unresolved:
-                stacks.setdefault(chain, []).append((symbol, module or ""))
+        stacks: dict[int, list[NativeFrame]] = {}
+        columns = ("callchain_id", "symbol", "module", "unresolved", "address")
+        for chain, symbol, module, unknown, address in rows.select(columns).iter_rows():
+            frame = NativeFrame(
+                "" if unknown else symbol or "", module or "", max(address or 0, 0)
+            )
+            stacks.setdefault(chain, []).append(frame)
         return stacks
+
+    @cached_property
+    def native_frames(self) -> pl.DataFrame:
+        """The frames of all native call stacks, each once a process.
+
+        pid, module, address, symbol (null where unknown), in this order.
+        """
+        return (
+            self._frame("native_stacks")
+            .join(
+                self.runtime_calls.select("pid", "callchain_id").unique(),
+                on="callchain_id",
+            )
+            .with_columns(
+                pl.when(pl.col("unresolved").fill_null(0) == 0).then("symbol")
+            )
+            .filter(pl.col("module").is_not_null() & (pl.col("address") > 0))
+            .select("pid", "module", "address", "symbol")
+            .unique()
+            .sort("pid", "module", "address", "symbol")
+        )
 
     def string(self, key: int) -> str:
         """The interned string of this key, as written in the source."""

@@ -263,7 +263,12 @@ class _Copy:
                 if renamed
                 else _expression(table, name, declared, kind, empty)
             )
-            if name in _ADDRESSES or (declared in ("TEXT", "BLOB") and not texts):
+            if (table, name) == (
+                "CUDA_CALLCHAINS",
+                "originalIP",
+            ) and self._names is None:
+                chosen[-1] = self._in_module({c for c, *_ in columns}, empty)
+            elif name in _ADDRESSES or (declared in ("TEXT", "BLOB") and not texts):
                 blanked.append(_quoted(name))
         where = self._condition(table, {name for name, *_ in columns})
         self._db.execute(
@@ -271,6 +276,26 @@ class _Copy:
             f"FROM source.{_quoted(table)} WHERE {where}"
         )
         self._count_blanked(table, blanked)
+
+    def _in_module(self, columns: set[str], empty: str) -> str:
+        """SQL for where in its binary a native frame is, not where that was loaded.
+
+        An address keeps its distance from the page of the binary's first one, as
+        though that were the second page of all.
+        """
+        if "module" not in columns:
+            return empty
+        known = "typeof(originalIP) = 'integer' AND originalIP > 0"
+        rows = self._db.execute(
+            "SELECT module, min(originalIP) FROM source.CUDA_CALLCHAINS "
+            f"WHERE {known} GROUP BY module"
+        )
+        pages = {module: first // 4096 * 4096 - 4096 for module, first in rows}
+        self._db.create_function("page_of", 1, pages.get, deterministic=True)
+        return (
+            f"CASE WHEN {known} THEN originalIP - page_of(module) "
+            f"WHEN originalIP IS NULL THEN {empty} ELSE 0 END"
+        )
 
     def _condition(self, table: str, columns: set[str]) -> str:
         """The rows of a table that are kept: all but those about other processes."""

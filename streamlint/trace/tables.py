@@ -303,6 +303,7 @@ NATIVE_STACKS = TraceTable(
         Column("symbol", "symbol", Kind.STRING_ID),
         Column("module", "module", Kind.STRING_ID),
         _int("unresolved", "unresolved"),
+        _int("address", "originalIP"),
     ),
     "--cudabacktrace=all -s process-tree",
 )

@@ -1,0 +1,1 @@
+void work_launch(float *out, float *in, int n);
