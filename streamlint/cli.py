@@ -972,7 +972,8 @@ def _quick_imports(*traces: Path) -> Iterator[None]:
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
+        files = [*path.iterdir()] if path.is_dir() else [path]
+        return sum(file.stat().st_size for file in files)
     except OSError:
         return 0  # the reader says what is wrong with it
 
