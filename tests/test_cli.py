@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -661,6 +662,30 @@ def test_no_name_in_a_trace_reaches_the_terminal_raw(
     assert "[bold red]x[/bold red]" in done.out
     assert "legacy-null-stream-barrier" in done.out
     assert "pageable-async-copy" in done.out
+
+
+@pytest.mark.parametrize(
+    "form", ["text", "json", "sarif", "github", "markdown", "junit", "perfetto", "html"]
+)
+def test_no_name_in_a_trace_or_of_it_is_raw_in_a_file(
+    run: Run, tmp_path: Path, form: str
+) -> None:
+    name = os.fsdecode(b"\xff\x1b[31m</title>[/].sqlite").replace("/", "\u2044")
+    source = hostile_trace(tmp_path).rename(tmp_path / name)
+    target = tmp_path / "out"
+    if form == "html":
+        done = run("report", source, "--plotlyjs", "cdn", "-o", target)
+    else:
+        done = run("lint", source, "--exit-zero", "--format", form, "-o", target)
+    assert done.code == 0, done.err
+    content = target.read_bytes()
+    text = (gzip.decompress(content) if form == "perfetto" else content).decode()
+    assert raw_control_characters(text + done.err) <= {"\t"}
+    if form == "html":
+        assert text.count("</title>") == 1
+        assert HOSTILE[-12:] not in text  # it ends the script element
+    if form in ("json", "sarif", "perfetto"):
+        json.loads(text)
 
 
 def test_no_name_in_an_error_reaches_the_terminal_raw(run: Run, tmp_path: Path) -> None:

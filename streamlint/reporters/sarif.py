@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -250,7 +251,7 @@ def _line(place: Place) -> dict[str, Any]:
 
 
 def _trace(report: Report, sources: SourceTree) -> dict[str, Any]:
-    uri = quote(sources.trace(report.path))
+    uri = quote(os.fsencode(sources.trace(report.path)))
     return {
         "physicalLocation": {
             "artifactLocation": {"uri": uri, "uriBaseId": "%SRCROOT%"},
