@@ -1,9 +1,10 @@
 """How long `streamlint lint` takes beside `import polars, typer`, its floor.
 
-    .venv/bin/python benchmarks/startup.py
+    chrt -f 20 .venv/bin/python benchmarks/startup.py
 
-Both are measured in turns, so that a busy machine slows both. Ends with 1 if lint
-takes more than twice as long; means something only on a quiet machine.
+Both are measured in turns, in an empty folder, so that no configuration is read. Ends
+with 1 if lint takes more than twice as long; means something only on a quiet machine,
+or, where one may, with real-time priority (``chrt``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import compileall
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,12 +24,12 @@ MAX_RATIO = 2.0
 FLOOR = "import polars, typer"
 
 
-def seconds(*command: str) -> float:
-    """Wall time of one run of python with these arguments."""
+def seconds(folder: str, *command: str) -> float:
+    """Wall time of one run of python with these arguments in that folder."""
     start = time.perf_counter()
     subprocess.run(
         [sys.executable, *command],
-        cwd=ROOT,
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         check=True,
@@ -43,14 +45,15 @@ def main() -> int:
         compileall.compile_dir(ROOT / folder, quiet=1)
     commands: dict[str, tuple[str, ...]] = {"floor": ("-c", FLOOR)}
     for trace in TRACES:
-        path = f"sample_traces/extra/{trace}.sqlite"
-        commands[trace] = ("-m", "streamlint", "lint", "--exit-zero", path)
-    for command in commands.values():
-        seconds(*command)  # fills the caches
+        path = ROOT / f"sample_traces/extra/{trace}.sqlite"
+        commands[trace] = ("-m", "streamlint", "lint", "--exit-zero", str(path))
     times: dict[str, list[float]] = {name: [] for name in commands}
-    for _ in range(ROUNDS):
-        for name, command in commands.items():
-            times[name].append(seconds(*command))
+    with tempfile.TemporaryDirectory() as empty:
+        for command in commands.values():
+            seconds(empty, *command)  # fills the caches
+        for _ in range(ROUNDS):
+            for name, command in commands.items():
+                times[name].append(seconds(empty, *command))
     medians = {name: statistics.median(taken) for name, taken in times.items()}
     floor = medians.pop("floor")
     print(f"{floor * 1e3:6.0f} ms        python -c '{FLOOR}'")
