@@ -286,6 +286,8 @@ def _judge(trace: Trace, rule: Rule) -> Judgement:
 
 def _told_apart(rule: Rule, findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """The findings, those of a process that would share a fingerprint counted."""
+    if len(findings) < 2:
+        return tuple(findings)
     alike: dict[tuple[int | None, str], list[int]] = defaultdict(list)
     for index, finding in enumerate(findings):
         alike[finding.where.pid, finding.fingerprint(rule.name)].append(index)

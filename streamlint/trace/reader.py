@@ -217,18 +217,17 @@ class ExportFile:
     def _drop_invalid(self, table: TraceTable, frame: pl.DataFrame) -> pl.DataFrame:
         if "start_ns" not in frame.columns:
             return frame
-        # Series rather than expressions: an expression costs a small table more
+        # Arrays rather than expressions: an expression costs a small table more
         # than its rows, and most tables need neither the filter nor the sort.
-        start = frame["start_ns"]
-        usable = start.is_not_null()
-        if any(c.name == "end_ns" and c.required for c in table.columns):
-            usable &= (start != 0) & (frame["end_ns"] >= start)
-        usable = usable.fill_null(value=False)
-        for name in ("start_ns", "end_ns"):
-            if name in frame.columns and _reaches(frame[name], _MAX_TIME):
-                # Not abs(): the least number has no positive counterpart.
-                inside = (frame[name] < _MAX_TIME) & (frame[name] > -_MAX_TIME)
-                usable &= inside.fill_null(value=True)
+        start = _filled(frame["start_ns"], _MAX_TIME)
+        # Not abs(): the least number has no positive counterpart.
+        usable = (start < _MAX_TIME) & (start > -_MAX_TIME)
+        if "end_ns" in frame.columns:
+            needed = any(c.name == "end_ns" and c.required for c in table.columns)
+            end = _filled(frame["end_ns"], _MAX_TIME if needed else 0)
+            usable &= (end < _MAX_TIME) & (end > -_MAX_TIME)
+            if needed:
+                usable &= (start != 0) & (end >= start)
         kept = frame if usable.all() else frame.filter(usable)
         self.invalid_rows[table.name] = frame.height - kept.height
         order = [c for c in ("start_ns", "end_ns") if c in frame.columns]
@@ -261,10 +260,12 @@ class ExportFile:
         known, values = self._strings
         if not len(known) or not len(keys):
             return pl.Series(keys.name, [None] * len(keys), dtype=pl.String)
-        wanted = keys.fill_null(0).to_numpy()
+        wanted = _filled(keys, 0)
         at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-        named = values.gather(at).alias(keys.name)
-        missing = (known[at] != wanted) | keys.is_null().to_numpy()
+        named = values[at].alias(keys.name)
+        missing = known[at] != wanted
+        if keys.null_count():
+            missing |= keys.is_null().to_numpy()
         return named.scatter(np.flatnonzero(missing), None) if missing.any() else named
 
     def _read(
@@ -494,12 +495,9 @@ def without_homes(texts: pl.Series) -> pl.Series:
     return texts.scatter(at, [without_home(text) for text in texts.gather(at)])
 
 
-def _reaches(series: pl.Series, limit: int) -> bool:
-    """Whether a number is as far from 0 as that."""
-    low, high = series.min(), series.max()
-    return isinstance(low, int) and (
-        low <= -limit or (isinstance(high, int) and high >= limit)
-    )
+def _filled(series: pl.Series, null: int) -> Int64:
+    """Whole numbers as an array, with this one for nulls."""
+    return (series.fill_null(null) if series.null_count() else series).to_numpy()
 
 
 def _is_real(declared: str) -> bool:
