@@ -17,7 +17,7 @@ import polars as pl
 from streamlint.findings import Claim, Confidence, Evidence, Finding, NotAssessed
 from streamlint.intervals import union
 from streamlint.l2 import L2_CALLS, l2_marks
-from streamlint.steady import column, regions
+from streamlint.steady import column, groups, regions
 from streamlint.trace.model import Trace
 from streamlint.trace.tables import NEWEST_SCHEMA
 
@@ -271,7 +271,7 @@ def _during_capture(trace: Trace, calls: pl.DataFrame) -> pl.Series:
     """
     during = np.zeros(calls.height, dtype=np.bool_)
     starts, pids = column(calls, "start_ns"), column(calls, "pid")
-    for (pid,), here in trace.captures.group_by("pid", maintain_order=True):
+    for (pid,), here in groups(trace.captures, "pid"):
         open_ = union(column(here, "start_ns"), column(here, "end_ns"))
         during |= (pids == pid) & (open_.overlap_ns(starts, starts + 1) > 0)
     return pl.Series("during", during, dtype=pl.Boolean)
@@ -393,7 +393,7 @@ def _unrecorded_calls(trace: Trace) -> int:
         polls = trace.runtime_calls.filter(pl.col("kind") == "query")
         named = dict(polls["pid"].value_counts().iter_rows())
     missing = 0
-    for (pid,), here in seen.partition_by("pid", as_dict=True).items():
+    for (pid,), here in groups(seen, "pid"):
         holes = np.diff(here["correlation_id"].unique().sort().to_numpy()) - 1
         start_up = np.flatnonzero(holes >= START_UP_HOLE)
         if len(start_up):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from streamlint.steady import busy, regions
+from streamlint.steady import busy, groups, regions
 from streamlint.trace.model import Trace
 
 
@@ -90,7 +90,7 @@ def _devices(trace: Trace, span_ns: int) -> tuple[DeviceTime, ...]:
     names = dict(trace.gpus["gpu_id", "name"].iter_rows())
     found = [
         (gpu, ops)
-        for (gpu,), ops in trace.gpu_ops.partition_by("gpu_id", as_dict=True).items()
+        for (gpu,), ops in groups(trace.gpu_ops, "gpu_id")
         if gpu is None or isinstance(gpu, int)
     ]
     made = []

@@ -15,7 +15,7 @@ from streamlint.cost import trusted
 from streamlint.findings import UNPROFILED, Claim, Cost
 from streamlint.intervals import Int64, union
 from streamlint.replay import Replay, replay_of
-from streamlint.steady import Region, column
+from streamlint.steady import Region, column, groups
 from streamlint.trace.model import Trace
 
 LAUNCH_ADDED_NS = 1_900
@@ -92,7 +92,7 @@ def _without_profiler(trace: Trace, replay: Replay, pid: int) -> list[Change]:
     graph = replay.graph
     rows = trace.profiler_overhead.filter(pl.col("pid") == pid)
     changes: list[Change] = []
-    for (tid,), overhead in rows.group_by("tid", maintain_order=True):
+    for (tid,), overhead in groups(rows, "tid"):
         calls = graph.calls.filter((pl.col("pid") == pid) & (pl.col("tid") == tid))
         index = column(calls, "call_index")
         busy = union(column(overhead, "start_ns"), column(overhead, "end_ns"))

@@ -14,7 +14,7 @@ import polars as pl
 from streamlint.completeness import defects
 from streamlint.findings import NotAssessed
 from streamlint.intervals import Int64
-from streamlint.steady import column
+from streamlint.steady import column, groups
 from streamlint.trace.model import Trace
 
 _FREES = ("device free", "host free", "host unregister", "host func")
@@ -48,7 +48,7 @@ def cut_off(trace: Trace) -> NotAssessed | None:
 def _unwaited(trace: Trace) -> pl.DataFrame:
     ops = trace.gpu_ops.filter(pl.col("issue_ns").is_not_null())
     parts = [ops.clear()]
-    for (pid,), own in ops.group_by("pid", maintain_order=True):
+    for (pid,), own in groups(ops, "pid"):
         assert isinstance(pid, int)
         resolved = _resolved(trace, pid)
         everything = _waits_for_all(trace, pid, resolved)
@@ -214,8 +214,8 @@ def _event_pairs(trace: Trace, pid: int) -> dict[tuple[int, int], tuple[Int64, I
         return found
     waits = trace.event_waits.filter(pl.col("pid") == pid).drop_nulls("stream_id")
     resolved = _with_records(trace, pid, waits).sort("start_ns")
-    for (waiting, recorded), here in resolved.group_by(
-        "stream_id", "recorded_stream_id", maintain_order=True
+    for (waiting, recorded), here in groups(
+        resolved, "stream_id", "recorded_stream_id"
     ):
         assert isinstance(waiting, int)
         assert isinstance(recorded, int)
@@ -230,8 +230,8 @@ def _null_barriers(ops: pl.DataFrame) -> list[tuple[int, Int64, list[int]]]:
     if not {"blocking", "per-thread"} & {*ops["stream_kind"].unique()}:
         return found
     synced = ops.filter(pl.col("stream_kind").is_in(("blocking", "per-thread")))
-    for (context, null), here in ops.filter(pl.col("stream_kind") == "null").group_by(
-        "context_id", "stream_id", maintain_order=True
+    for (context, null), here in groups(
+        ops.filter(pl.col("stream_kind") == "null"), "context_id", "stream_id"
     ):
         assert isinstance(null, int)
         issued = np.sort(column(here, "issue_ns"))

@@ -12,7 +12,7 @@ import polars as pl
 from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64, Intervals, union
 from streamlint.replay import Edge, Replay
-from streamlint.steady import column
+from streamlint.steady import column, groups
 from streamlint.trace.model import Trace
 
 READBACK_BYTES = 1_024
@@ -130,13 +130,13 @@ def _host_waits(trace: Trace) -> pl.DataFrame:
     busy = device_busy(trace)
     pids = {*ops["pid"].unique()}
     parts: list[pl.DataFrame] = []
-    for (pid,), waits in calls.group_by("pid", maintain_order=True):
+    for (pid,), waits in groups(calls, "pid"):
         own = ops if pids == {pid} else ops.filter(pl.col("pid") == pid)
         issued = _issued(own)
-        by_thread = issued.partition_by("tid", as_dict=True)
+        by_thread = dict(groups(issued, "tid"))
         of_threads = [
             _after_waits(mine, by_thread.get(tid, issued.clear()), busy)
-            for tid, mine in waits.group_by("tid", maintain_order=True)
+            for tid, mine in groups(waits, "tid")
         ]
         parts.append(_with_pending(pl.concat(of_threads), own))
     if not parts:

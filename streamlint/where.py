@@ -19,6 +19,7 @@ from streamlint.own import (
     is_system_module,
     module_name,
 )
+from streamlint.steady import distinct, groups
 from streamlint.trace.model import NativeFrame, Trace
 from streamlint.trace.stacks import Frame
 
@@ -39,7 +40,7 @@ def locate(
     that ran longest, NVTX ranges the three innermost ones seen most.
     """
     parts = [part for part in (calls, ops) if part is not None and part.height]
-    pids = {pid for part in parts for pid in part["pid"].unique()}
+    pids = {pid for part in parts for pid in distinct(part, "pid")}
     pid = pids.pop() if len(pids) == 1 else None
     names = [name for of, name in trace.processes.iter_rows() if of == pid]
     kernels: tuple[str, ...] = ()
@@ -289,7 +290,7 @@ def _enclosing(trace: Trace, calls: pl.DataFrame | None) -> tuple[str, ...]:
     ranges = trace.nvtx_ranges.filter(~pl.col("mark"))
     counts: Counter[str] = Counter()
     some = calls.gather_every(-(-calls.height // _MAX_CALLS))
-    for (pid, tid), here in some.group_by("pid", "tid", maintain_order=True):
+    for (pid, tid), here in groups(some, "pid", "tid"):
         own = ranges.filter((pl.col("pid") == pid) & (pl.col("tid") == tid))
         starts, ends = own["start_ns"].to_numpy(), own["end_ns"].to_numpy()
         for at in here["start_ns"]:
@@ -303,7 +304,7 @@ def _enclosing(trace: Trace, calls: pl.DataFrame | None) -> tuple[str, ...]:
 def _distinct(frame: pl.DataFrame | None, name: str) -> tuple[int, ...]:
     if frame is None or name not in frame.columns:
         return ()
-    return tuple(sorted({*frame[name].unique()} - {None}))
+    return tuple(distinct(frame, name))
 
 
 def _only(frame: pl.DataFrame | None, name: str) -> int | None:

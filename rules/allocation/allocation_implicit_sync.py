@@ -12,7 +12,7 @@ from streamlint.intervals import Int64, union
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column, groups, regions
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -89,7 +89,7 @@ def allocation_implicit_sync(trace: Trace) -> Outcome:
         if waits.height < trace.limit(MIN_CALLS):
             continue
         waits = waits.with_columns(sites(trace, waits))
-        for (name, site), calls in waits.group_by("name", "site", maintain_order=True):
+        for (name, site), calls in groups(waits, "name", "site"):
             if calls.height >= trace.limit(MIN_CALLS):
                 identity = (str(name), "" if site is None else str(site))
                 findings.append(_finding(trace, region, calls, ops, identity))

@@ -11,7 +11,7 @@ from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column, groups, regions
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -76,7 +76,7 @@ def mempool_trim_thrash(trace: Trace) -> Outcome:
         if trims.height < trace.limit(MIN_TRIMS):
             continue
         trims = trims.with_columns(sites(trace, trims))
-        for (site,), here in trims.group_by("site", maintain_order=True):
+        for (site,), here in groups(trims, "site"):
             if here.height >= trace.limit(MIN_TRIMS):
                 grown = _after(own, here)
                 findings.append(_finding(trace, region, here, grown, site))

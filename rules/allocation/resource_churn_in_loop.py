@@ -11,7 +11,7 @@ from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Seve
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column, groups, regions
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -95,14 +95,9 @@ def resource_churn_in_loop(trace: Trace) -> Outcome:
     for pid, region in regions(trace).items():
         needed = _needed(trace, region)
         judged = pairs.filter((pl.col("pid") == pid) & region.holds("released_ns"))
-        for (resource, site), here in judged.group_by(
-            "resource", "site", maintain_order=True
-        ):
+        for (resource, site), here in groups(judged, "resource", "site"):
             churn = pl.concat(
-                [
-                    _recurring(trace, thread, needed)
-                    for _, thread in here.group_by("tid", maintain_order=True)
-                ]
+                [_recurring(trace, thread, needed) for _, thread in groups(here, "tid")]
             )
             if churn.height >= needed:
                 identity = (str(resource), "" if site is None else str(site))

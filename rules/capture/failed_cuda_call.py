@@ -22,7 +22,7 @@ from streamlint.findings import (
     Severity,
 )
 from streamlint.rule import Outcome, rule
-from streamlint.steady import in_scope
+from streamlint.steady import groups, in_scope
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -99,12 +99,12 @@ def failed_cuda_call(trace: Trace) -> Outcome:
     ).with_columns(pl.col("return_value").is_in(list(ASYNCHRONOUS)).alias("late"))
     findings: list[Finding] = []
     late = failed.filter("late")
-    for _, here in late.group_by("pid", "return_value", maintain_order=True):
+    for _, here in groups(late, "pid", "return_value"):
         findings.append(_late(trace, here))
     direct = failed.filter(~pl.col("late"))
     direct = direct.with_columns(sites(trace, direct))
     place = ("pid", "name", "return_value", "site")
-    for key, here in direct.group_by(place, maintain_order=True):
+    for key, here in groups(direct, *place):
         findings.append(_direct(trace, here, key[3]))
     return findings
 

@@ -12,7 +12,7 @@ from streamlint.intervals import union
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column, groups, regions
 from streamlint.trace.model import Trace
 from streamlint.where import locate, ops_asked_by
 
@@ -261,7 +261,7 @@ def _host_ns(calls: pl.DataFrame) -> int:
     """Time inside these calls of the thread that spends most in them."""
     return max(
         union(column(thread, "start_ns"), column(thread, "end_ns")).total_ns
-        for _, thread in calls.group_by("tid")
+        for _, thread in groups(calls, "tid")
     )
 
 

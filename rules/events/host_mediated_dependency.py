@@ -16,7 +16,7 @@ from streamlint.replay import Edge, replay_of
 from streamlint.replay.graph import EVENT_NS
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column, groups, regions
 from streamlint.trace.model import Trace
 from streamlint.waits import host_waits
 from streamlint.where import locate, sites
@@ -85,7 +85,7 @@ def host_mediated_dependency(trace: Trace) -> Outcome:
             continue
         calls = calls.with_columns(sites(trace, calls))
         place = ("tid", "name", "site")
-        for (_, name, site), group in calls.group_by(place, maintain_order=True):
+        for (_, name, site), group in groups(calls, *place):
             if group.height >= trace.limit(MIN_HANDOVERS):
                 findings.append(_finding(trace, region, group, str(name), site))
     return findings

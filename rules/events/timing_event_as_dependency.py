@@ -13,7 +13,7 @@ from streamlint.findings import Claim, Confidence, Evidence, Finding, Severity
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region
+from streamlint.steady import Region, groups
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -73,7 +73,7 @@ def timing_event_as_dependency(trace: Trace) -> Outcome:
         made = calls.join(records, on=["pid", "correlation_id"], how="semi")
         made = made.filter(pl.col("kind") == "event record", ~pl.col("nested"))
         made = made.with_columns(sites(trace, made))
-        for (site,), here in made.group_by("site", maintain_order=True):
+        for (site,), here in groups(made, "site"):
             if here.height >= trace.limit(MIN_RECORDS):
                 findings.append(_finding(trace, region, here, records, site))
     return findings

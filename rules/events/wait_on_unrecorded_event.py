@@ -16,7 +16,7 @@ from streamlint.findings import (
     Severity,
 )
 from streamlint.rule import Outcome, rule
-from streamlint.steady import column, in_scope
+from streamlint.steady import column, groups, in_scope
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -88,7 +88,7 @@ def wait_on_unrecorded_event(trace: Trace) -> Outcome:
     place = ("pid", "name", "later", "site")
     return [
         _finding(trace, here, bool(later), str(name), site)
-        for (_, name, later, site), here in empty.group_by(place, maintain_order=True)
+        for (_, name, later, site), here in groups(empty, *place)
     ]
 
 
@@ -145,7 +145,7 @@ def _pending(trace: Trace, waits: pl.DataFrame) -> pl.Series:
     waiting = waits["stream_id"].fill_null(-1).to_numpy()
     pending = np.zeros(len(at), dtype=np.bool_)
     queued = trace.gpu_ops.drop_nulls("issue_ns").sort("issue_ns")
-    for (owner, stream_id), here in queued.group_by("pid", "stream_id"):
+    for (owner, stream_id), here in groups(queued, "pid", "stream_id"):
         last_end = np.maximum.accumulate(column(here, "end_ns"))
         before = np.searchsorted(column(here, "issue_ns"), at, side="left")
         unfinished = (before > 0) & (last_end[np.maximum(before - 1, 0)] > at)

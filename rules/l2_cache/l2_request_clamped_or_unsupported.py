@@ -26,7 +26,7 @@ from streamlint.l2 import (
     unseen,
 )
 from streamlint.rule import Outcome, rule
-from streamlint.steady import Region, busy, in_scope, regions
+from streamlint.steady import Region, busy, groups, in_scope, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -87,9 +87,7 @@ def l2_request_clamped_or_unsupported(trace: Trace) -> Outcome:
         findings += found
         # Of what the marks show to be too large, the refusal is no news.
         failed = refused.filter(own & (len(found) == 0) & in_scope(trace))
-        for (name, code), calls in failed.group_by(
-            "name", "return_value", maintain_order=True
-        ):
+        for (name, code), calls in groups(failed, "name", "return_value"):
             marked = marks.windows.filter(own).height > 0
             findings.append(_refused(trace, calls, str(name), code, marked))
     if not findings and marks.any and not _limits_known(trace, marks):

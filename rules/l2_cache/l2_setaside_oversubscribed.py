@@ -22,7 +22,7 @@ from streamlint.intervals import Intervals, union
 from streamlint.l2 import MARKS_PAGE, l2_marks, without_marks
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, busy, column, regions
+from streamlint.steady import Region, busy, column, groups, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -167,10 +167,10 @@ def _together(trace: Trace, kernels: pl.DataFrame) -> _Together | None:
     """Times in which running kernels' windows exceed the set-aside together."""
     found: list[_Together] = []
     clustered = _clusters(kernels)
-    for (reserved,), here in clustered.group_by("set_aside_bytes", maintain_order=True):
+    for (reserved,), here in groups(clustered, "set_aside_bytes"):
         assert isinstance(reserved, int)
         edges: list[tuple[Intervals, float]] = []
-        for _, cluster in here.group_by("cluster", maintain_order=True):
+        for _, cluster in groups(here, "cluster"):
             running = union(column(cluster, "start_ns"), column(cluster, "end_ns"))
             edges.append((running, float(cluster["demand"].to_numpy().min())))
         at = np.concatenate([np.r_[i.starts, i.ends] for i, _ in edges])

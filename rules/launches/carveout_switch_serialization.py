@@ -15,7 +15,7 @@ from streamlint.intervals import union
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column, groups, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -106,7 +106,7 @@ def carveout_switch_serialization(trace: Trace) -> Outcome:
         )
         held = _held(kernels, delayed)
         apart = ["low_bytes", "high_bytes"]
-        for (low, high), here in held.group_by(apart, maintain_order=True):
+        for (low, high), here in groups(held, *apart):
             alike = delayed.filter(pl.col("shared_executed_bytes").is_in((low, high)))
             most = trace.limit(MIN_HELD_SHARE) * alike.height
             if here.height >= max(trace.limit(MIN_HELD), most):
@@ -164,7 +164,7 @@ def _held(kernels: pl.DataFrame, delayed: pl.DataFrame) -> pl.DataFrame:
             strategy="nearest",
             check_sortedness=False,
         )
-        for (size,), here in delayed.group_by("shared_executed_bytes")
+        for (size,), here in groups(delayed, "shared_executed_bytes")
     ]
     if not nearest:
         return delayed.clear().with_columns(low_bytes=own, high_bytes=own)

@@ -12,7 +12,7 @@ from streamlint.findings import Claim, Confidence, Evidence, Finding, NotAssesse
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column
+from streamlint.steady import Region, column, groups
 from streamlint.trace.model import Trace
 from streamlint.where import locate, ops_asked_by, sites
 
@@ -75,7 +75,7 @@ def graph_blocked_by_pageable_copy(trace: Trace) -> Outcome:
     for region in concurrent_regions(trace).values():
         here = blocked.filter(region.holds())
         here = here.with_columns(sites(trace, here))
-        for (site,), place in here.group_by("site", maintain_order=True):
+        for (site,), place in groups(here, "site"):
             if place.height >= trace.limit(MIN_LAUNCHES):
                 findings.append(_finding(trace, region, place, site))
     return findings or _unknown(trace, launches) or []

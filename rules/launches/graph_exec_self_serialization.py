@@ -15,7 +15,7 @@ from streamlint.intervals import union
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column
+from streamlint.steady import Region, column, groups
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate, ops_asked_by, sites
 
@@ -84,7 +84,7 @@ def graph_exec_self_serialization(trace: Trace) -> Outcome:
         calls = launched.join(held, on=["pid", "correlation_id"], how="semi")
         place = calls.with_columns(sites(trace, calls)).select("correlation_id", "site")
         placed = held.join(place, on="correlation_id", how="left", validate="1:1")
-        for (site,), here in placed.group_by("site", maintain_order=True):
+        for (site,), here in groups(placed, "site"):
             if here.height >= trace.limit(MIN_HELD):
                 findings.append(_finding(trace, region, launches, here, site))
     return findings

@@ -15,7 +15,7 @@ from streamlint.intervals import Int64
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column, groups, regions
 from streamlint.trace.model import Trace
 from streamlint.untraced import (
     GRAPH_LAUNCH_NS,
@@ -107,7 +107,7 @@ def graph_reinstantiated(trace: Trace) -> Outcome:
         shape = (
             ["site"] if failed >= trace.limit(MIN_INSTANTIATIONS) else ["site", "nodes"]
         )
-        for _, here in made.group_by(shape, maintain_order=True):
+        for _, here in groups(made, *shape):
             judged = _with_launches(here, uses).filter(region.holds())
             churn = judged.filter(
                 pl.col("launches").is_between(1, trace.limit(MAX_LAUNCHES))

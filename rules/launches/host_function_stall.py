@@ -16,7 +16,7 @@ from streamlint.held import (
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region
+from streamlint.steady import Region, groups
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -77,7 +77,7 @@ def host_function_stall(trace: Trace) -> Outcome:
         if own.height < trace.limit(MIN_STALLS):
             continue
         stalls = _stalls(trace, region, own.with_columns(sites(trace, own)))
-        for (name, site), here in stalls.group_by("call", "site", maintain_order=True):
+        for (name, site), here in groups(stalls, "call", "site"):
             if here.height >= trace.limit(MIN_STALLS):
                 findings.append(_finding(trace, region, here, str(name), site))
     return findings

@@ -22,7 +22,7 @@ from streamlint.findings import (
 from streamlint.intervals import Intervals, union
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column
+from streamlint.steady import Region, column, groups
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -105,7 +105,7 @@ def copy_compute_not_overlapped(trace: Trace) -> Outcome:
     copies = host_copies(trace)
     for region in concurrent_regions(trace).values():
         own = trace.gpu_ops.filter(region.holds())
-        for (device,), ops in own.group_by("device_id", maintain_order=True):
+        for (device,), ops in groups(own, "device_id"):
             if {*ops["engine"].unique()}.isdisjoint(("HtoD", "DtoH")):
                 continue
             here = copies.filter(

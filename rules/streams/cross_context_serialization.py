@@ -24,7 +24,7 @@ from streamlint.readiness import with_ready
 from streamlint.replay import Edge
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, in_scope, regions
+from streamlint.steady import Region, column, groups, in_scope, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -90,7 +90,7 @@ def cross_context_serialization(trace: Trace) -> Outcome:
     shared = kernels.filter(context.n_unique().over("gpu_id") > 1)
     findings: list[Finding] = []
     unable: NotAssessed | None = None
-    for (gpu,), here in shared.group_by("gpu_id", maintain_order=True):
+    for (gpu,), here in groups(shared, "gpu_id"):
         if not _overlapping_runs(here):
             continue
         if gpu is None:
@@ -198,8 +198,7 @@ def _sooner_ns(
     done, sooner = [], []
     for context, ready in zip(contexts, wanted, strict=True):
         needed = max(
-            _ran_ns(stream, contended)
-            for _, stream in context.group_by("stream_id", maintain_order=True)
+            _ran_ns(stream, contended) for _, stream in groups(context, "stream_id")
         )
         lost = _lost(_held(trace, context, contended)).total_ns
         done.append(int(ready.ends[-1]))

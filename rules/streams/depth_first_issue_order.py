@@ -13,7 +13,7 @@ from streamlint.readiness import with_ready
 from streamlint.replay import Edge
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column
+from streamlint.steady import Region, column, groups
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -88,7 +88,7 @@ def _judge(trace: Trace, copies: pl.DataFrame) -> list[Finding]:
         here = _gaps(
             trace, with_ready(trace, copies.drop("ready_ns"), Edge.ENGINE)
         ).filter(region.holds("until_ns"))
-        for _, of_lane in here.group_by("lane", "context_id", maintain_order=True):
+        for _, of_lane in groups(here, "lane", "context_id"):
             if of_lane.height >= trace.limit(MIN_GAPS):
                 findings.append(_finding(trace, region, of_lane))
     return findings
@@ -142,7 +142,7 @@ def _gaps(trace: Trace, copies: pl.DataFrame) -> pl.DataFrame:
     stream of that copy (waiting, waiting_stream).
     """
     parts: list[pl.DataFrame] = []
-    for _, lane in copies.group_by("lane", maintain_order=True):
+    for _, lane in groups(copies, "lane"):
         start, end = column(lane, "start_ns"), column(lane, "end_ns")
         free = lane["ready_ns"].to_numpy()
         pid, stream = column(lane, "pid"), column(lane, "stream_id")

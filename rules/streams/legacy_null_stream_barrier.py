@@ -24,7 +24,7 @@ from streamlint.intervals import Bools, Int64, Intervals, union
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, in_scope
+from streamlint.steady import Region, column, groups, in_scope
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -84,7 +84,7 @@ def legacy_null_stream_barrier(trace: Trace) -> Outcome:
     unable: NotAssessed | None = None
     for pid, region in concurrent_regions(trace).items():
         ops = trace.gpu_ops.filter(pl.col("pid") == pid)
-        for (context,), here in ops.group_by("context_id", maintain_order=True):
+        for (context,), here in groups(ops, "context_id"):
             if here["stream_id"].n_unique() < 2:
                 continue
             if (here["stream_kind"] == "unknown").any():
@@ -337,7 +337,7 @@ def _most_that_overlap_saves(
     spans = union(column(ops, "issue_ns"), column(ops, "end_ns"))
     spans = region.clip(spans)
     longest = np.zeros(len(spans), dtype=np.int64)
-    for _, stream in ops.group_by("stream_id", maintain_order=True):
+    for _, stream in groups(ops, "stream_id"):
         running = union(column(stream, "start_ns"), column(stream, "end_ns"))
         longest = np.maximum(longest, running.overlap_ns(spans.starts, spans.ends))
     room = spans.ends - spans.starts - longest

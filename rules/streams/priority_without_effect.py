@@ -23,7 +23,7 @@ from streamlint.readiness import with_ready
 from streamlint.replay import Edge, Replay, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column
+from streamlint.steady import Region, column, groups
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -97,7 +97,7 @@ def priority_without_effect(trace: Trace) -> Outcome:
     unable: NotAssessed | None = None
     for pid, region in concurrent_regions(trace).items():
         own = kernels.filter(pl.col("pid") == pid)
-        for _, here in own.group_by("device_id", maintain_order=True):
+        for _, here in groups(own, "device_id"):
             held = _held(trace, here).filter(region.holds())
             if held.height >= trace.limit(MIN_HELD) and unsized:
                 unable = unsized

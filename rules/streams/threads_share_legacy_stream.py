@@ -12,7 +12,7 @@ from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, NotA
 from streamlint.intervals import Bools, Int64, union
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column
+from streamlint.steady import Region, column, groups
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -89,7 +89,7 @@ def threads_share_legacy_stream(trace: Trace) -> Outcome:
     for pid, region in concurrent_regions(trace).items():
         own = shared.filter(pl.col("pid") == pid)
         place = ("context_id", "stream_id", "stream_kind")
-        for (*_, kind), here in own.group_by(place, maintain_order=True):
+        for (*_, kind), here in groups(own, *place):
             ops = _of_concurrent_threads(trace, here)
             held = _held(trace, ops).filter(region.holds())
             if held.height >= trace.limit(MIN_HELD):
@@ -109,7 +109,7 @@ def _of_concurrent_threads(trace: Trace, ops: pl.DataFrame) -> pl.DataFrame:
     )
     spans = {
         tid: union(column(here, "start_ns"), column(here, "end_ns"))
-        for (tid,), here in calls.group_by("tid", maintain_order=True)
+        for (tid,), here in groups(calls, "tid")
     }
     # One sweep for all threads: where the depth of the spans is over one.
     starts = np.concatenate([span.starts for span in spans.values()])
@@ -173,7 +173,7 @@ def _cost(ops: pl.DataFrame, held: pl.DataFrame, region: Region) -> Cost:
     spans = region.clip(spans)
     waited = union(column(held, "ready_ns"), column(held, "start_ns"))
     least: Int64 = np.zeros(len(spans), dtype=np.int64)
-    for _, own in ops.group_by("tid", maintain_order=True):
+    for _, own in groups(ops, "tid"):
         running = union(column(own, "start_ns"), column(own, "end_ns"))
         least = np.maximum(least, running.overlap_ns(spans.starts, spans.ends))
     kernels = ops.filter(pl.col("engine") == "compute")

@@ -9,7 +9,7 @@ from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Seve
 from streamlint.intervals import union
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column, groups, regions
 from streamlint.trace.model import Trace
 from streamlint.where import locate
 
@@ -63,7 +63,7 @@ def busy_poll(trace: Trace) -> Outcome:
         return findings
     for region in regions(trace).values():
         runs = _runs(trace, queries.filter(region.holds()))
-        for (asked,), here in runs.group_by("asked", maintain_order=True):
+        for (asked,), here in groups(runs, "asked"):
             findings.append(_finding(trace, region, here, str(asked)))
     return findings
 

@@ -12,7 +12,7 @@ from streamlint.intervals import union
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column
+from streamlint.steady import Region, column, groups
 from streamlint.trace.model import Trace
 from streamlint.waits import host_waits, without_waits
 from streamlint.where import locate, sites
@@ -61,7 +61,7 @@ def device_sync_in_steady_state(trace: Trace) -> Outcome:
         calls = waits.filter(region.holds())
         calls = calls.with_columns(sites(trace, calls))
         ops = trace.gpu_ops.filter(pl.col("pid") == pid)
-        for (name, site), here in calls.group_by("name", "site", maintain_order=True):
+        for (name, site), here in groups(calls, "name", "site"):
             if int(here["over_broad"].sum()) >= trace.limit(MIN_CALLS):
                 findings.append(_finding(trace, region, here, ops, str(name), site))
     return findings
@@ -134,7 +134,7 @@ def _cost(calls: pl.DataFrame, ops: pl.DataFrame, region: Region) -> Cost:
         here.with_columns(serial.alias("lane")),
         here.with_columns(lane="stream_id"),
     ):
-        for _, part in lane.drop_nulls("lane").group_by("lane"):
+        for _, part in groups(lane.drop_nulls("lane"), "lane"):
             running = union(column(part, "start_ns"), column(part, "end_ns"))
             longest = max(longest, running.total_ns)
     return price(

@@ -10,7 +10,7 @@ from streamlint.findings import Claim, Confidence, Evidence, Finding
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, in_scope
+from streamlint.steady import Region, groups, in_scope
 from streamlint.trace.model import Trace
 from streamlint.waits import (
     host_waits,
@@ -88,7 +88,7 @@ def host_sync_drains_gpu(trace: Trace) -> Outcome:
             sites(trace, calls), (drains & region.holds()).alias("drains")
         )
         place = ("tid", "name", "readback", "site")
-        for key, here in calls.group_by(place, maintain_order=True):
+        for key, here in groups(calls, *place):
             if int(here["drains"].sum()) >= trace.limit(MIN_CALLS):
                 findings.append(_finding(trace, region, here, *key[1:]))
     return findings

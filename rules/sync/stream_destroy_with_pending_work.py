@@ -7,7 +7,7 @@ import polars as pl
 
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
 from streamlint.rule import Outcome, rule
-from streamlint.steady import column, in_scope
+from streamlint.steady import column, groups, in_scope
 from streamlint.trace.model import Trace
 from streamlint.unwaited import cut_off, unwaited
 from streamlint.where import locate, sites
@@ -69,7 +69,7 @@ def stream_destroy_with_pending_work(trace: Trace) -> Outcome:
     calls = calls.with_columns(sites(trace, calls))
     return [
         _finding(trace, here, left, site)
-        for (_, site), here in calls.group_by("pid", "site", maintain_order=True)
+        for (_, site), here in groups(calls, "pid", "site")
     ]
 
 
@@ -81,7 +81,7 @@ def _with_candidates(
     With how many (pending) of how many (alive), and when the last ended (until_ns).
     """
     parts: list[pl.DataFrame] = []
-    for (pid,), here in calls.group_by("pid", maintain_order=True):
+    for (pid,), here in groups(calls, "pid"):
         at = column(here, "start_ns")
         own = streams.filter(pl.col("pid") == pid).sort("last_ns")
         ends = column(own, "end_ns")

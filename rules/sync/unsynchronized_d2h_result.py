@@ -7,7 +7,7 @@ import polars as pl
 from streamlint.copies import host_copies, memory_unknown, size_words
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
 from streamlint.rule import Outcome, rule
-from streamlint.steady import in_scope
+from streamlint.steady import groups, in_scope
 from streamlint.trace.model import Trace
 from streamlint.unwaited import cut_off, unwaited
 from streamlint.where import calls_behind, locate, sites
@@ -59,8 +59,7 @@ def unsynchronized_d2h_result(trace: Trace) -> Outcome:
         return unable
     copies = copies.with_columns(sites(trace, copies))
     return [
-        _finding(trace, here, site)
-        for (_, site), here in copies.group_by("pid", "site", maintain_order=True)
+        _finding(trace, here, site) for (_, site), here in groups(copies, "pid", "site")
     ]
 
 

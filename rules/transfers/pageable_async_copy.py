@@ -27,7 +27,7 @@ from streamlint.findings import (
 from streamlint.intervals import union
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column, groups, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate, ops_asked_by, sites
 
@@ -89,7 +89,7 @@ def pageable_async_copy(trace: Trace) -> Outcome:
             continue
         own = own.with_columns(sites(trace, own))
         pageable = own.filter(pl.col("host_kind") == "pageable")
-        for (site,), here in pageable.group_by("site", maintain_order=True):
+        for (site,), here in groups(pageable, "site"):
             if _bites(trace, here, region):
                 findings.append(_finding(trace, region, here, site))
         if pageable.height < own.height and _bites(trace, own, region):

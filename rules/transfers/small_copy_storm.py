@@ -20,7 +20,7 @@ from streamlint.intervals import Int64
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, regions
+from streamlint.steady import Region, groups, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate, ops_asked_by, sites
 
@@ -105,7 +105,7 @@ def small_copy_storm(trace: Trace) -> Outcome:
         first = here.join(runs, on=key, how="semi").unique("run", keep="first")
         first = first.with_columns(sites(trace, first)).select("run", "site")
         runs = runs.join(first, on="run", how="left", validate="1:1")
-        for (site,), place in runs.group_by("site", maintain_order=True):
+        for (site,), place in groups(runs, "site"):
             stormed = here.join(place, on="run", how="semi", maintain_order="left")
             findings.append(_finding(trace, region, stormed, place, site))
     return findings

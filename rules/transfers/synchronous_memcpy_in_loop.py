@@ -12,7 +12,7 @@ from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Seve
 from streamlint.intervals import Int64
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column, groups, regions
 from streamlint.trace.model import Trace
 from streamlint.waits import host_waits
 from streamlint.where import locate, ops_asked_by, sites
@@ -83,7 +83,7 @@ def synchronous_memcpy_in_loop(trace: Trace) -> Outcome:
             continue
         here = here.with_columns(sites(trace, here))
         launched = _launches(trace, pid)
-        for (site,), calls in here.group_by("site", maintain_order=True):
+        for (site,), calls in groups(here, "site"):
             looped = _in_loop(trace, calls, launched)
             rounds = looped.group_by("tid").agg(pl.col("round").n_unique())
             if not (rounds["round"] >= trace.limit(MIN_ROUNDS)).any():

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from streamlint.intervals import Bools, Int64
 from streamlint.replay.schedule import NEVER, OPERATION
-from streamlint.steady import column
+from streamlint.steady import column, groups
 from streamlint.trace.calls import HOST_WAITS
 from streamlint.trace.model import Trace
 
@@ -128,42 +128,40 @@ def _calls(trace: Trace) -> pl.DataFrame:
     return (
         trace.runtime_calls.filter(~pl.col("nested") & (pl.col("kind") != "noise"))
         .sort("start_ns", "end_ns", maintain_order=True)
-        .with_row_index("call_index")
-        .with_columns(pl.col("call_index").cast(pl.Int64))
+        .with_columns(pl.int_range(pl.len()).alias("call_index"))
     )
 
 
 def _with_records(trace: Trace) -> pl.DataFrame:
     """Operations, then the event records on NULL streams: barriers without work."""
+    filled = pl.col("device_id", "context_id").fill_null(-1)
     ops = trace.gpu_ops.select(
-        *("pid", "gpu_id", "device_id", "context_id", "stream_id", "stream_kind"),
-        *("correlation_id", "graph_node_id", "start_ns", "end_ns", "kind", "engine"),
-        *("size_bytes", "sm_fraction", "issue_ns"),
-        _issued_at(trace).alias("order_ns"),
+        *("pid", "gpu_id", "stream_id", "stream_kind", "correlation_id"),
+        *("graph_node_id", "start_ns", "end_ns", "kind", "engine", "size_bytes"),
+        *("sm_fraction", "issue_ns"),
+        filled,
+        pl.coalesce(_issued_at(trace), "start_ns").alias("order_ns"),
     )
-    records = trace.event_records.join(
-        trace.streams.filter(pl.col("kind") == "null").select("pid", "stream_id"),
-        on=["pid", "stream_id"],
-        how="semi",
-    ).drop_nulls("start_ns")
-    marks = records.select(
-        *("pid", "device_id", "context_id", "stream_id", "correlation_id"),
-        pl.lit("null").alias("stream_kind"),
-        pl.col("start_ns").alias("issue_ns"),
-        "start_ns",
-        pl.col("start_ns").alias("end_ns"),
-        pl.lit("record").alias("kind"),
-        pl.lit("record").alias("engine"),
-    )
-    return (
-        pl.concat([ops, marks], how="diagonal")
-        .with_columns(
-            pl.coalesce("order_ns", "start_ns").alias("order_ns"),
-            pl.col("device_id").fill_null(-1),
-            pl.col("context_id").fill_null(-1),
+    marks = (
+        trace.event_records.join(
+            trace.streams.filter(pl.col("kind") == "null"),
+            on=["pid", "stream_id"],
+            how="semi",
         )
-        .with_row_index("op")
-        .with_columns(pl.col("op").cast(pl.Int64))
+        .drop_nulls("start_ns")
+        .select(
+            *("pid", "stream_id", "correlation_id", "start_ns"),
+            filled,
+            pl.col("start_ns").alias("end_ns"),
+            pl.col("start_ns").alias("issue_ns"),
+            pl.col("start_ns").alias("order_ns"),
+            pl.lit("null").alias("stream_kind"),
+            pl.lit("record").alias("kind"),
+            pl.lit("record").alias("engine"),
+        )
+    )
+    return pl.concat([ops, marks], how="diagonal").with_columns(
+        pl.int_range(pl.len()).alias("op")
     )
 
 
@@ -203,7 +201,9 @@ class _Builder:
         self.issued_by = _issuing_calls(ops, calls)
         # Operations are few of a kind: group by that, never by the columns again.
         self.place, first = _numbered(ops, *_PLACE)
-        self.places = ops[first].select(*_PLACE)
+        self.places: dict[str, list[Any]] = ops.select_seq(*_PLACE)[first].to_dict(
+            as_series=False
+        )
         self.by_issue = np.lexsort((self.start, self.order))
         self.by_start = np.argsort(self.start, kind="stable")
         self.members: list[Int64] = []
@@ -245,15 +245,18 @@ class _Builder:
             self.parts.append((int(kind), node, group, count, latency))
 
     def _rows(
-        self, *by: str, only: pl.Expr | None = None, started: bool = False
+        self, *by: str, only: Bools | None = None, started: bool = False
     ) -> Iterator[tuple[tuple[object, ...], Int64]]:
-        """Operations by columns of `places`, each in issue order (or by start)."""
-        places = self.places.with_row_index("place")
+        """Operations by columns of `places`, each in issue order (or by start).
+
+        ``only`` chooses places.
+        """
         keys: dict[tuple[object, ...], int] = {}
-        numbers = np.zeros(places.height, dtype=np.int64)
-        chosen = places if only is None else places.filter(only)
-        for place, *key in chosen.select("place", *by).iter_rows():
-            numbers[place] = keys.setdefault(tuple(key), len(keys) + 1)
+        columns = [self.places[name] for name in by]
+        numbers = np.zeros(len(columns[0]), dtype=np.int64)
+        for place, key in enumerate(zip(*columns, strict=True)):
+            if only is None or only[place]:
+                numbers[place] = keys.setdefault(key, len(keys) + 1)
         order = self.by_start if started else self.by_issue
         number = numbers[self.place][order]
         sorted_by_key = _stable_order(number, len(keys) + 1)
@@ -263,14 +266,17 @@ class _Builder:
         for one, at in by_first:
             yield one, order[at]
 
+    def _places_with(self, name: str, *values: str) -> Bools:
+        """Places that have one of these values in a column."""
+        return np.array([value in values for value in self.places[name]], np.bool_)
+
     def _barriers(self) -> None:
         """NULL-stream work against the blocking streams of its context."""
         key = ("pid", "context_id")
-        null = dict(self._rows(*key, only=pl.col("stream_kind") == "null"))
-        synced = pl.col("stream_kind").is_in(("blocking", "per-thread"))
+        null = dict(self._rows(*key, only=self._places_with("stream_kind", "null")))
+        synced = self._places_with("stream_kind", "blocking", "per-thread")
         blocking = dict(self._rows(*key, only=synced))
-        records_here = (self.places["kind"] == "record").to_numpy()
-        is_record = records_here[self.place]
+        is_record = self._places_with("kind", "record")[self.place]
         for context, rows in null.items():
             others = blocking.get(context, _NONE)
             # A record takes effect when all work before it is done.
@@ -288,14 +294,21 @@ class _Builder:
 
     def _streams(self) -> None:
         """Operations of a stream run in the order of their issue."""
-        engine, first = _numbered(self.places, "engine")
-        code, kinds = engine[self.place], len(first)
+        engine, kinds = self._engine_codes
+        code = engine[self.place]
         for key, rows in self._rows("pid", "stream_id"):
             self.stream[key] = self._issue_group(rows)
         usual = self._usual_gaps(code, kinds)
         for group, rows, _ in self.stream.values():
             gap = usual[code[rows[:-1]] * kinds + code[rows[1:]]]
             self._constrain(Edge.STREAM, rows[1:], group, np.arange(1, len(rows)), gap)
+
+    @cached_property
+    def _engine_codes(self) -> tuple[Int64, int]:
+        """A number for the engine of each place, and how many engines there are."""
+        engines = self.places["engine"]
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(engines))}
+        return np.array([numbers[name] for name in engines], np.int64), len(numbers)
 
     def _usual_gaps(self, code: Int64, kinds: int) -> Int64:
         """Median gap by pair of engines, of operations queued behind another one.
@@ -326,10 +339,8 @@ class _Builder:
         if "stream wait" not in self.trace.call_kinds:
             return
         targets = self._records_of(self.trace.event_waits)
-        is_null = (self.places["stream_kind"] == "null").to_numpy()
-        for row in targets.group_by(
-            "pid", "stream_id", "recorded_stream_id", maintain_order=True
-        ):
+        is_null = self._places_with("stream_kind", "null")
+        for row in groups(targets, "pid", "stream_id", "recorded_stream_id"):
             (pid, stream, recorded), waits = row
             waiting, source = (
                 self.stream.get((pid, stream)),
@@ -354,18 +365,9 @@ class _Builder:
         By record instance; where the export has none, the event's latest record
         before the wait.
         """
-        columns = (
-            pl.col("start_ns").alias("recorded_ns"),
-            pl.col("stream_id").alias("recorded_stream_id"),
-        )
-        records = self.trace.event_records.drop_nulls("start_ns")
-        exact = records.filter(pl.col("event_sync_id") > 0)
-        if exact.height:
-            by_instance = exact.unique(["pid", "event_sync_id"], keep="last").select(
-                "pid", "event_sync_id", *columns
-            )
+        if self._instances.height:
             return waits.join(
-                by_instance,
+                self._instances,
                 on=["pid", "event_sync_id"],
                 how="inner",
                 validate="m:1",
@@ -375,7 +377,7 @@ class _Builder:
             waits.drop_nulls("event_id")
             .sort("start_ns", maintain_order=True)
             .join_asof(
-                records.select("pid", "event_id", "start_ns", *columns).sort(
+                self._records.drop("event_sync_id").sort(
                     "start_ns", maintain_order=True
                 ),
                 on="start_ns",
@@ -385,19 +387,36 @@ class _Builder:
             .drop_nulls("recorded_ns")
         )
 
+    @cached_property
+    def _records(self) -> pl.DataFrame:
+        """Event records whose call is known."""
+        return self.trace.event_records.drop_nulls("start_ns").select(
+            *("pid", "event_id", "event_sync_id", "start_ns"),
+            pl.col("start_ns").alias("recorded_ns"),
+            pl.col("stream_id").alias("recorded_stream_id"),
+        )
+
+    @cached_property
+    def _instances(self) -> pl.DataFrame:
+        """The records that say which of their event they are."""
+        return (
+            self._records.filter(pl.col("event_sync_id") > 0)
+            .drop("event_id", "start_ns")
+            .unique(["pid", "event_sync_id"], keep="last")
+        )
+
     def _engines(self) -> None:
         """Copy engines serve one copy at a time; kernels share the multiprocessors."""
-        single = self.trace.gpus.filter(pl.col("async_engines") == 1)[
-            "gpu_id"
-        ].implode()
-        lane = (
-            pl.when(pl.col("gpu_id").is_in(single) & pl.col("engine").is_in(_COPIES))
-            .then(pl.lit("copy"))
-            .otherwise("engine")
-        )
+        gpus = self.trace.gpus
+        counts = zip(gpus["gpu_id"], gpus["async_engines"], strict=True)
+        single = {gpu for gpu, engines in counts if engines == 1} - {None}
+        copies = self._places_with("engine", *_COPIES)
+        at = zip(self.places["gpu_id"], self.places["engine"], copies, strict=True)
+        self.places["lane"] = [
+            "copy" if gpu in single and copying else engine
+            for gpu, engine, copying in at
+        ]
         place = ("gpu_id", "device_id")
-        self.places = self.places.with_columns(lane.alias("lane"))
-        copies = pl.col("engine").is_in(_COPIES)
         for _, rows in self._rows(*place, "lane", only=copies, started=True):
             group = self._group(rows)
             gap = self.start[rows[1:]] - self.end[rows[:-1]]
@@ -406,7 +425,7 @@ class _Builder:
             self._constrain(Edge.ENGINE, rows, group, np.arange(len(rows)), usual)
         fraction = self.ops["sm_fraction"].fill_null(0.0).to_numpy()
         for _, rows in self._rows(
-            *place, "pid", only=pl.col("kind") == "kernel", started=True
+            *place, "pid", only=self._places_with("kind", "kernel"), started=True
         ):
             group = self._group(rows)
             used = np.concatenate([[0.0], np.cumsum(fraction[rows])])
@@ -422,8 +441,14 @@ class _Builder:
         stream, has started (probes, H200).
         """
         queues = connections(self.trace)
-        streams = column(self.places, "stream_id")
-        crowded = pl.col("stream_id").n_unique().over("pid", "context_id") > queues
+        contexts = [*zip(self.places["pid"], self.places["context_id"], strict=True)]
+        used = dict[tuple[int, int], set[int]]()
+        for context, stream in zip(contexts, self.places["stream_id"], strict=True):
+            used.setdefault(context, set()).add(stream)
+        crowded = np.array([len(used[one]) > queues for one in contexts], np.bool_)
+        if not crowded.any():
+            return
+        streams = pl.Series(self.places["stream_id"], dtype=pl.Int64).to_numpy()
         for _, rows in self._rows("pid", "context_id", only=crowded):
             place = self.place[rows]
             numbers = np.unique(streams[np.unique(place)])
@@ -462,7 +487,7 @@ class _Builder:
             .unique(key, keep="first")
         )
         syncs = waits.join(waiting, on=key, how="inner", maintain_order="left")
-        for kind, made in syncs.partition_by("kind", as_dict=True).items():
+        for kind, made in groups(syncs, "kind"):
             if kind == ("device sync",):
                 self._device_waits(made, Edge.WAIT)
             elif kind == ("stream sync",):
@@ -474,9 +499,7 @@ class _Builder:
 
     def _stream_waits(self, calls: pl.DataFrame, stream_id: str, instant: str) -> None:
         """Calls that wait for what a stream was given before an instant."""
-        for (pid, stream), waits in calls.group_by(
-            "pid", stream_id, maintain_order=True
-        ):
+        for (pid, stream), waits in groups(calls, "pid", stream_id):
             if (pid, stream) in self.stream:
                 group, _, order = self.stream[pid, stream]
                 count = _before(order, column(waits, instant))
@@ -559,9 +582,7 @@ class _Builder:
             (late & (pageable | (pl.col("kind") == "sync memcpy")))
             & (pl.col("end_ns") >= pl.col("copy_ns"))
         )
-        for (pid, stream), waits in waiting.group_by(
-            "pid", "stream_id", maintain_order=True
-        ):
+        for (pid, stream), waits in groups(waiting, "pid", "stream_id"):
             group, rows, order = self.stream[pid, stream]
             count = _before(order, column(waits, "start_ns")) + 1
             self._constrain(
@@ -740,7 +761,7 @@ class _Builder:
         call[(call >= 0) & (since < 0)] = -1
         idle = (call >= 0) & (free_at <= self.call_start[call])
         kind, kinds = _numbered(self.calls, "kind")
-        engine, engines = _numbered(self.places, "engine")
+        engine, engines = self._engine_codes
         # Operations without a call are a kind of their own, the last one.
         made = np.append(kind, len(kinds))[self.issued_by]
         sort = engine[self.place] * (len(kinds) + 1) + made
@@ -760,13 +781,13 @@ class _Builder:
                 pl.col("since").quantile(0.05).fill_null(0).cast(pl.Int64),
             )
         )
-        table = np.zeros((3, len(engines) * (len(kinds) + 1)), dtype=np.int64)
+        table = np.zeros((3, engines * (len(kinds) + 1)), dtype=np.int64)
         table[:, learned["sort"].to_numpy()] = learned.drop("sort").to_numpy().T
         tail, samples, least = table[:, sort]
         duration = self.call_end[call] - self.call_start[call]
         unknown = np.where(idle, since, np.minimum(least, duration))
         plain = np.where(samples >= MIN_SAMPLES, duration + tail, unknown).clip(0)
-        plain[(self.places["kind"] == "record").to_numpy()[self.place]] = 0
+        plain[self._places_with("kind", "record")[self.place]] = 0
         return call, np.minimum(plain, since), plain, self.start.copy()
 
     def _threads(self) -> tuple[Int64, Int64, Int64, Int64]:
@@ -817,13 +838,10 @@ def connections(trace: Trace) -> int:
 def _issuing_calls(ops: pl.DataFrame, calls: pl.DataFrame) -> Int64:
     """The first outermost call of each operation's correlation id, -1 for none."""
     found = np.full(ops.height, -1)
-    wanted = ops.select("pid", "correlation_id", "op").drop_nulls("correlation_id")
-    made = calls.select("pid", "correlation_id", "call_index").drop_nulls()
-    op, call = column(wanted, "op"), column(made, "call_index")
-    op_id, call_id = column(wanted, "correlation_id"), column(made, "correlation_id")
-    op_pid, call_pid = column(wanted, "pid"), column(made, "pid")
+    op, op_pid, op_id = _with_ids(ops, "op")
+    call, call_pid, call_id = _with_ids(calls, "call_index")
     # Ids almost count upwards: sorting and searching them is faster than hashing.
-    for pid in wanted["pid"].unique():
+    for pid in np.unique(op_pid):
         here, there = np.flatnonzero(op_pid == pid), np.flatnonzero(call_pid == pid)
         if not len(there):
             continue
@@ -836,9 +854,18 @@ def _issuing_calls(ops: pl.DataFrame, calls: pl.DataFrame) -> Int64:
     return found
 
 
+def _with_ids(rows: pl.DataFrame, index: str) -> tuple[Int64, Int64, Int64]:
+    """Index, pid and correlation id of the rows that have one."""
+    columns = (index, "pid", "correlation_id")
+    if rows["correlation_id"].null_count():
+        rows = rows.select_seq(*columns).drop_nulls()
+    index_, pid, correlation_id = (column(rows, name) for name in columns)
+    return index_, pid, correlation_id
+
+
 def _numbered(frame: pl.DataFrame, *by: str) -> tuple[Int64, Int64]:
     """A number for each row's values of the columns, and the first row of each."""
-    rows = frame.select(by).with_row_index("row")
+    rows = frame.with_row_index("row")
     first = rows.select(pl.col("row").first().over(by)).to_series().to_numpy()
     firsts = np.flatnonzero(first == np.arange(len(first)))
     number = np.zeros(len(first), dtype=np.int64)
