@@ -410,6 +410,28 @@ def busy(ops: pl.DataFrame) -> int:
     return union(column(ops, "start_ns"), column(ops, "end_ns")).total_ns
 
 
+def issued_ns(ops: pl.DataFrame) -> Int64:
+    """When each operation was issued; its start where that was not recorded."""
+    issued = ops["issue_ns"]
+    if issued.null_count():
+        issued = issued.zip_with(issued.is_not_null(), ops["start_ns"])
+    return issued.to_numpy()
+
+
+def done_before(ops: pl.DataFrame, instants: Int64) -> Int64:
+    """When all of the operations issued before each instant had ended, if any.
+
+    The instant itself where there are none.
+    """
+    issued = issued_ns(ops)
+    order = np.argsort(issued, kind="stable")
+    ended = np.maximum.accumulate(column(ops, "end_ns")[order])
+    before = np.searchsorted(issued[order], instants, side="left") - 1
+    done = instants.copy()
+    done[before >= 0] = ended[before[before >= 0]]
+    return done
+
+
 def groups(
     frame: pl.DataFrame, *by: str
 ) -> Iterator[tuple[tuple[Any, ...], pl.DataFrame]]:

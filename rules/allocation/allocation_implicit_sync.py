@@ -8,11 +8,11 @@ import polars as pl
 from streamlint.changes import Change
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
-from streamlint.intervals import Int64, union
+from streamlint.intervals import union
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, groups, regions
+from streamlint.steady import Region, column, done_before, groups, regions
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -82,7 +82,7 @@ def allocation_implicit_sync(trace: Trace) -> Outcome:
         ops = trace.gpu_ops.filter(pl.col("pid") == pid)
         begun = column(here, "start_ns")
         # Work on all devices lasts at least as long as that on one.
-        waiting = _done(ops, begun) - begun >= trace.limit(MIN_WAIT_NS)
+        waiting = done_before(ops, begun) - begun >= trace.limit(MIN_WAIT_NS)
         if np.sum(waiting) < trace.limit(MIN_CALLS):
             continue
         waits = _waits(trace, here, ops)
@@ -131,27 +131,12 @@ def _waits_on(calls: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     start, end = column(calls, "start_ns"), column(calls, "end_ns")
     running = union(column(ops, "start_ns"), column(ops, "end_ns"))
     return calls.with_columns(
-        pl.Series("done_ns", _done(ops, start), dtype=pl.Int64),
+        pl.Series("done_ns", done_before(ops, start), dtype=pl.Int64),
         pl.Series("busy", running.overlap_ns(end, end + 1) > 0),
         pl.Series(
-            "result", _done(ops.filter(pl.col("engine") == "DtoH"), start) > start
+            "result", done_before(ops.filter(pl.col("engine") == "DtoH"), start) > start
         ),
     )
-
-
-def _done(ops: pl.DataFrame, instants: Int64) -> Int64:
-    """When all of the operations issued before each instant had ended, if any.
-
-    The instant itself where there are none.
-    """
-    issued = ops.select(
-        pl.coalesce("issue_ns", "start_ns").alias("issue_ns"), "end_ns"
-    ).sort("issue_ns")
-    before = np.searchsorted(column(issued, "issue_ns"), instants, side="left") - 1
-    done = instants.copy()
-    ended = np.maximum.accumulate(column(issued, "end_ns"))
-    done[before >= 0] = ended[before[before >= 0]]
-    return done
 
 
 def _finding(

@@ -11,7 +11,7 @@ from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Seve
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, groups, regions
+from streamlint.steady import Region, column, done_before, groups, regions
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -122,11 +122,12 @@ def _calls(trace: Trace) -> pl.DataFrame:
             & (pl.col("return_value").fill_null(0) == 0)
         )
         .with_columns(
-            pl.col("kind").replace_strict(kinds, return_dtype=pl.String, default=None),
+            pl.col("kind")
+            .replace_strict(kinds, return_dtype=pl.String, default=None)
+            .alias("resource"),
             pl.col("kind").is_in(list(_CREATES)).alias("creates"),
             pl.col("kind").is_in(_WAITING_RELEASES).alias("may_wait"),
         )
-        .rename({"kind": "resource"})
         .with_row_index("row")
     )
 
@@ -206,12 +207,11 @@ def _finding(
         )
     memory = resource in (_DEVICE, _PINNED)
     verbs = "is allocated and freed" if memory else "are created and destroyed"
-    names = [_most(calls.filter("creates")), _most(calls.filter(~pl.col("creates")))]
     longest = calls.sort("own_ns", descending=True, maintain_order=True).head(5)
     return Finding(
         message=f"{resource} {verbs} {pairs.height} times in repeated work, "
-        f"by {' and '.join(names)}, which takes {(spent.ns or 0) / 1e6:.2f} ms of host "
-        "time",
+        f"by {' and '.join(_most(calls))}, which takes {(spent.ns or 0) / 1e6:.2f} ms of "
+        "host time",
         severity=severity_of(cost),
         confidence=Confidence.HIGH,
         cost=cost,
@@ -254,15 +254,8 @@ def _spent(calls: pl.DataFrame, region: Region) -> Cost:
 
 def _with_own_time(trace: Trace, region: Region, calls: pl.DataFrame) -> pl.DataFrame:
     """The calls with own_ns: time in the region without waiting for the GPU."""
-    ops = (
-        trace.gpu_ops.filter(pl.col("pid") == region.pid)
-        .select(pl.coalesce("issue_ns", "start_ns").alias("issue_ns"), "end_ns")
-        .sort("issue_ns")
-    )
-    done = np.maximum.accumulate(column(ops, "end_ns"))
     start, end = column(calls, "start_ns"), column(calls, "end_ns")
-    before = np.searchsorted(column(ops, "issue_ns"), start, side="left")
-    until = np.append(0, done)[before]
+    until = done_before(trace.gpu_ops.filter(pl.col("pid") == region.pid), start)
     # A free that returns while the work goes on did not wait for it.
     waits = calls["may_wait"].to_numpy() & (until <= end)
     begin = np.where(waits, np.maximum(start, until), start)
@@ -272,9 +265,13 @@ def _with_own_time(trace: Trace, region: Region, calls: pl.DataFrame) -> pl.Data
     return calls.with_columns(pl.Series("own_ns", own, dtype=pl.Int64))
 
 
-def _most(calls: pl.DataFrame) -> str:
-    names = calls.group_by("name").len().sort("len", "name", descending=[True, False])
-    return str(names["name"][0])
+def _most(calls: pl.DataFrame) -> tuple[str, str]:
+    """The call that creates most often, and the one that releases."""
+    counts = calls.group_by("creates", "name").len()
+    counts = counts.sort("len", "name", descending=[False, True])
+    # Of each kind the last, which comes most often, stays.
+    most = dict(zip(counts["creates"], counts["name"], strict=True))
+    return most[True], most[False]
 
 
 _FIXES = {

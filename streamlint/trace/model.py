@@ -81,6 +81,7 @@ class Trace:
         """Wrap an opened export; nothing is loaded yet."""
         self._file = file
         self._loaded: dict[str, pl.DataFrame | Unavailable] = {}
+        self._with_pids: dict[str, pl.DataFrame] = {}
         self._derived: dict[Callable[[Trace], Any], Any] = {}
         self._settings = DEFAULTS
 
@@ -278,29 +279,19 @@ class Trace:
         ).unique(["pid", "correlation_id"], keep="first", maintain_order=True)
         if not self.captures.height:
             return calls
-        ops = pl.concat(
-            [
-                self._frame(name).select(*_pid_of("global_pid"), "correlation_id")
-                for name in _GPU_TABLES
-            ]
-        ).unique()
+        key = ["pid", "correlation_id"]
+        ops = pl.concat([self._with_pid(name)[key] for name in _GPU_TABLES])
         captured = (
-            calls.sort("start_ns")
-            .join_asof(
-                self.captures.sort("start_ns").select(
-                    "pid", "tid", "start_ns", pl.col("end_ns").alias("capture_end_ns")
-                ),
+            calls.join_asof(
+                self.captures.rename({"end_ns": "capture_end_ns"}),
                 on="start_ns",
                 by=["pid", "tid"],
                 check_sortedness=False,
             )
             .filter(pl.col("start_ns") < pl.col("capture_end_ns"))
-            .join(ops, on=["pid", "correlation_id"], how="anti")
-            .select("pid", "correlation_id")
+            .join(ops, on=key, how="anti")
         )
-        return calls.join(
-            captured, on=["pid", "correlation_id"], how="anti", maintain_order="left"
-        )
+        return calls.join(captured, on=key, how="anti", maintain_order="left")
 
     @cached_property
     def captures(self) -> pl.DataFrame:
@@ -554,7 +545,7 @@ class Trace:
         """
         columns = list(_OP_COLUMNS)
         parts = [
-            self._sized_kernels.select(
+            self._sized_kernels.select_seq(
                 *columns,
                 "sm_fraction",
                 pl.lit("kernel").alias("kind"),
@@ -565,7 +556,7 @@ class Trace:
         ]
         if self._frame("memcpys").height:
             parts.append(
-                self.memcpys.select(
+                self.memcpys.select_seq(
                     *columns,
                     pl.lit("memcpy").alias("kind"),
                     pl.col("copy_kind").alias("engine"),
@@ -575,7 +566,7 @@ class Trace:
             )
         if self._frame("memsets").height:
             parts.append(
-                self.memsets.select(
+                self.memsets.select_seq(
                     *columns,
                     pl.lit("memset").alias("kind"),
                     pl.lit("memset").alias("engine"),
@@ -587,7 +578,7 @@ class Trace:
             parts.append(
                 self.graph_traces.with_columns(
                     pl.lit(None, dtype=pl.Int64).alias("graph_node_id")
-                ).select(
+                ).select_seq(
                     *columns,
                     pl.lit("graph").alias("kind"),
                     pl.lit("compute").alias("engine"),
@@ -754,7 +745,7 @@ class Trace:
         if known.height or self.gpus.height != 1:
             return known.select("pid", "device_id", "gpu_id")
         used = pl.concat(
-            [self._with_pid(name).select("pid", "device_id") for name in _GPU_TABLES]
+            [self._with_pid(name)["pid", "device_id"] for name in _GPU_TABLES]
         ).unique()
         only = self.gpus["gpu_id"][0]
         return used.drop_nulls().with_columns(
@@ -999,12 +990,14 @@ class Trace:
     # Helpers ------------------------------------------------------------------
 
     def _with_pid(self, name: str) -> pl.DataFrame:
-        frame = self._frame(name)
-        if frame["global_pid"].null_count():
-            frame = frame.with_columns(
-                pl.col("global_pid").fill_null(self._only_pid << 24)
-            )
-        return frame.with_columns(*_pid_of("global_pid"))
+        if name not in self._with_pids:
+            frame = self._frame(name)
+            if frame["global_pid"].null_count():
+                frame = frame.with_columns(
+                    pl.col("global_pid").fill_null(self._only_pid << 24)
+                )
+            self._with_pids[name] = frame.with_columns(*_pid_of("global_pid"))
+        return self._with_pids[name]
 
     @cached_property
     def _only_pid(self) -> int:
