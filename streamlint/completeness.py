@@ -17,7 +17,7 @@ import polars as pl
 from streamlint.findings import Claim, Confidence, Evidence, Finding, NotAssessed
 from streamlint.intervals import union
 from streamlint.l2 import L2_CALLS, l2_marks
-from streamlint.steady import column, groups, regions
+from streamlint.steady import column, groups, of_process, regions
 from streamlint.trace.model import Trace
 from streamlint.trace.tables import NEWEST_SCHEMA
 
@@ -432,7 +432,7 @@ def _overhead(trace: Trace) -> list[Defect]:
         parts.append(here)
         worst = max(worst or (share, lost), (share, lost))
         # What the GPU did meanwhile is as it would have been.
-        ops = trace.gpu_ops.filter(pl.col("pid") == pid)
+        ops = of_process(trace.gpu_ops, pid)
         working = spans & union(column(ops, "start_ns"), column(ops, "end_ns"))
         idle = lost - working.total_ns
         idle_share = max(idle_share, idle / max(1, region.duration_ns))

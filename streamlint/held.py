@@ -16,7 +16,7 @@ from streamlint.cost import MAX_MODEL_ERROR, price
 from streamlint.findings import Claim, Cost
 from streamlint.intervals import Bools, Int64
 from streamlint.replay import Edge, Replay, Schedule, replay_of, span_ns
-from streamlint.steady import Region
+from streamlint.steady import Region, of_process
 from streamlint.trace.model import Trace
 
 ISSUE_TAIL_NS = 3_000
@@ -32,7 +32,7 @@ def in_issue_order(trace: Trace, pid: int) -> pl.DataFrame:
     it and the operation before).
     """
     waits = (
-        trace.event_waits.filter(pl.col("pid") == pid)
+        of_process(trace.event_waits, pid)
         .drop_nulls("stream_id")
         .select("stream_id", pl.col("start_ns").alias("wait_ns"))
         .sort("wait_ns")
@@ -40,7 +40,7 @@ def in_issue_order(trace: Trace, pid: int) -> pl.DataFrame:
     stream = "stream_id"
     done = pl.col("end_ns").cum_max().shift(1).over(stream)
     ordered = (
-        trace.gpu_ops.filter(pl.col("pid") == pid)
+        of_process(trace.gpu_ops, pid)
         .with_columns(pl.coalesce("issue_ns", "start_ns").alias("issue_ns"))
         .sort("issue_ns", "start_ns", maintain_order=True)
         .with_columns(

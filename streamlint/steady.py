@@ -176,8 +176,7 @@ def _by_iterations(ranges: pl.DataFrame, ops: pl.DataFrame, pid: int) -> Region 
     if not len(issued):
         return None
     best: tuple[int, int, Region] | None = None
-    of_process = ranges.filter(pl.col("pid") == pid)
-    for (name,), alike in groups(of_process, "group"):
+    for (name,), alike in groups(of_process(ranges, pid), "group"):
         starts, ends = alike["start_ns"].to_numpy(), alike["end_ns"].to_numpy()
         counts = np.searchsorted(issued, ends) - np.searchsorted(issued, starts)
         held = int(counts.sum())
@@ -408,6 +407,14 @@ def _without_ranges(trace: Trace, scope: Scope) -> ScopeError:
 def busy(ops: pl.DataFrame) -> int:
     """Time with at least one of these operations running, in ns."""
     return union(column(ops, "start_ns"), column(ops, "end_ns")).total_ns
+
+
+def of_process(frame: pl.DataFrame, pid: int) -> pl.DataFrame:
+    """The rows of one process: the frame itself where there is no other."""
+    pids = frame["pid"]
+    if not len(pids) or (pids.min() == pid == pids.max() and not pids.null_count()):
+        return frame
+    return frame.filter(pl.col("pid") == pid)
 
 
 def issued_ns(ops: pl.DataFrame) -> Int64:

@@ -15,7 +15,7 @@ from streamlint.cost import trusted
 from streamlint.findings import UNPROFILED, Claim, Cost
 from streamlint.intervals import Int64, union
 from streamlint.replay import Replay, replay_of
-from streamlint.steady import Region, column, groups
+from streamlint.steady import Region, column, groups, of_process
 from streamlint.trace.model import Trace
 
 LAUNCH_ADDED_NS = 1_900
@@ -90,7 +90,7 @@ def _launches(
 def _without_profiler(trace: Trace, replay: Replay, pid: int) -> list[Change]:
     """Host time less what the profiler took of it, in its own words."""
     graph = replay.graph
-    rows = trace.profiler_overhead.filter(pl.col("pid") == pid)
+    rows = of_process(trace.profiler_overhead, pid)
     changes: list[Change] = []
     for (tid,), overhead in groups(rows, "tid"):
         calls = graph.calls.filter((pl.col("pid") == pid) & (pl.col("tid") == tid))

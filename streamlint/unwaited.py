@@ -14,7 +14,7 @@ import polars as pl
 from streamlint.completeness import defects
 from streamlint.findings import NotAssessed
 from streamlint.intervals import Int64
-from streamlint.steady import column, groups
+from streamlint.steady import column, groups, of_process
 from streamlint.trace.model import Trace
 
 _FREES = ("device free", "host free", "host unregister", "host func")
@@ -63,7 +63,7 @@ def _unwaited(trace: Trace) -> pl.DataFrame:
 
 def _waits_for_all(trace: Trace, pid: int, resolved: pl.DataFrame) -> int:
     """The last wait for everything; a wait for something unknown counts as one."""
-    syncs = trace.synchronizations.filter(pl.col("pid") == pid)
+    syncs = of_process(trace.synchronizations, pid)
     named = (pl.col("kind") == "stream sync") & pl.col("stream_id").is_not_null()
     of_event = pl.col("correlation_id").is_in(resolved["correlation_id"].implode())
     broad = syncs.filter(~(named | ((pl.col("kind") == "event sync") & of_event)))
@@ -93,7 +93,7 @@ def _with_records(trace: Trace, pid: int, waits: pl.DataFrame) -> pl.DataFrame:
     if not waits.height:
         nothing = pl.lit(None, dtype=pl.Int64)
         return waits.with_columns(recorded_stream_id=nothing, recorded_ns=nothing)
-    records = trace.event_records.filter(pl.col("pid") == pid).drop_nulls("start_ns")
+    records = of_process(trace.event_records, pid).drop_nulls("start_ns")
     found = (
         pl.col("stream_id").alias("recorded_stream_id"),
         pl.col("start_ns").alias("recorded_ns"),
@@ -183,7 +183,7 @@ def _direct(
 
 def _answered(trace: Trace, pid: int, ops: pl.DataFrame) -> pl.DataFrame:
     """Queries made when the work they ask about was done: stream_id, start_ns."""
-    queries = trace.queries.filter(pl.col("pid") == pid)
+    queries = of_process(trace.queries, pid)
     if not queries.height:
         return queries.select("stream_id", "start_ns")
     streams = queries.drop_nulls("stream_id").select(
@@ -212,7 +212,7 @@ def _event_pairs(trace: Trace, pid: int) -> dict[tuple[int, int], tuple[Int64, I
     found: dict[tuple[int, int], tuple[Int64, Int64]] = {}
     if not trace.event_waits.height:
         return found
-    waits = trace.event_waits.filter(pl.col("pid") == pid).drop_nulls("stream_id")
+    waits = of_process(trace.event_waits, pid).drop_nulls("stream_id")
     resolved = _with_records(trace, pid, waits).sort("start_ns")
     for (waiting, recorded), here in groups(
         resolved, "stream_id", "recorded_stream_id"

@@ -12,7 +12,7 @@ import polars as pl
 from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64, Intervals, union
 from streamlint.replay import Edge, Replay
-from streamlint.steady import column, groups
+from streamlint.steady import column, groups, of_process
 from streamlint.trace.model import Trace
 
 READBACK_BYTES = 1_024
@@ -128,10 +128,9 @@ def _host_waits(trace: Trace) -> pl.DataFrame:
     calls = waiting_calls(trace)
     ops = trace.gpu_ops
     busy = device_busy(trace)
-    pids = {*ops["pid"].unique()}
     parts: list[pl.DataFrame] = []
     for (pid,), waits in groups(calls, "pid"):
-        own = ops if pids == {pid} else ops.filter(pl.col("pid") == pid)
+        own = of_process(ops, pid)
         issued = _issued(own)
         by_thread = dict(groups(issued, "tid"))
         of_threads = [

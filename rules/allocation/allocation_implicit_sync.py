@@ -12,7 +12,7 @@ from streamlint.intervals import union
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, done_before, groups, regions
+from streamlint.steady import Region, column, done_before, groups, of_process, regions
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -79,7 +79,7 @@ def allocation_implicit_sync(trace: Trace) -> Outcome:
         here = frees.filter(region.holds())
         if here.height < trace.limit(MIN_CALLS):
             continue
-        ops = trace.gpu_ops.filter(pl.col("pid") == pid)
+        ops = of_process(trace.gpu_ops, pid)
         begun = column(here, "start_ns")
         # Work on all devices lasts at least as long as that on one.
         waiting = done_before(ops, begun) - begun >= trace.limit(MIN_WAIT_NS)

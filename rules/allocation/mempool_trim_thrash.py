@@ -11,7 +11,7 @@ from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, groups, regions
+from streamlint.steady import Region, column, groups, of_process, regions
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -71,7 +71,7 @@ def mempool_trim_thrash(trace: Trace) -> Outcome:
             trace.capture.memory_usage is True and trace.memory_events.height
         ):
             return trace.missing("pool_events") or []
-        own = allocs.filter(pl.col("pid") == pid)
+        own = of_process(allocs, pid)
         trims = _trims(trace, region, own)
         if trims.height < trace.limit(MIN_TRIMS):
             continue
@@ -90,7 +90,7 @@ def _trims(trace: Trace, region: Region, allocs: pl.DataFrame) -> pl.DataFrame:
     trim). Pools grow without an event, so how much was given back is not known.
     """
     pool = ["pid", "address"]
-    events = trace.pool_events.filter(pl.col("pid") == region.pid).sort("start_ns")
+    events = of_process(trace.pool_events, region.pid).sort("start_ns")
     most = pl.col("size_bytes").cum_max().shift(1).over(pool)
     shrinks = (pl.col("size_bytes") == 0) | (pl.col("size_bytes") < pl.col("most"))
     trims = (
@@ -205,7 +205,7 @@ def _cost(
     change: Change,
 ) -> Cost:
     more = int((grown["end_ns"] - grown["start_ns"] - HIT_NS).sum())
-    ops = trace.gpu_ops.filter(pl.col("pid") == region.pid).sort("end_ns")
+    ops = of_process(trace.gpu_ops, region.pid).sort("end_ns")
     ends = np.append(0, column(ops, "end_ns"))
     start, end = column(trims, "start_ns"), column(trims, "end_ns")
     last = ends[np.searchsorted(ends, end, side="left") - 1]

@@ -11,7 +11,7 @@ from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Seve
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, done_before, groups, regions
+from streamlint.steady import Region, column, done_before, groups, of_process, regions
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -210,8 +210,8 @@ def _finding(
     longest = calls.sort("own_ns", descending=True, maintain_order=True).head(5)
     return Finding(
         message=f"{resource} {verbs} {pairs.height} times in repeated work, "
-        f"by {' and '.join(_most(calls))}, which takes {(spent.ns or 0) / 1e6:.2f} ms of "
-        "host time",
+        f"by {' and '.join(_most(calls))}, which takes {(spent.ns or 0) / 1e6:.2f} ms "
+        "of host time",
         severity=severity_of(cost),
         confidence=Confidence.HIGH,
         cost=cost,
@@ -255,7 +255,7 @@ def _spent(calls: pl.DataFrame, region: Region) -> Cost:
 def _with_own_time(trace: Trace, region: Region, calls: pl.DataFrame) -> pl.DataFrame:
     """The calls with own_ns: time in the region without waiting for the GPU."""
     start, end = column(calls, "start_ns"), column(calls, "end_ns")
-    until = done_before(trace.gpu_ops.filter(pl.col("pid") == region.pid), start)
+    until = done_before(of_process(trace.gpu_ops, region.pid), start)
     # A free that returns while the work goes on did not wait for it.
     waits = calls["may_wait"].to_numpy() & (until <= end)
     begin = np.where(waits, np.maximum(start, until), start)

@@ -13,7 +13,7 @@ from streamlint.findings import Claim, Confidence, Evidence, Finding, Severity
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, groups
+from streamlint.steady import Region, groups, of_process
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -87,7 +87,7 @@ def _ordering_events(trace: Trace, pid: int) -> pl.Series:
         & ~pl.col("nested")
         & (pl.col("return_value").fill_null(0) == 0)
     ).sort("start_ns")
-    records = trace.event_records.filter(pl.col("pid") == pid)
+    records = of_process(trace.event_records, pid)
     first = calls["correlation_id"].min()
     if not isinstance(first, int) or first > FIRST_ID:
         return none
@@ -98,9 +98,9 @@ def _ordering_events(trace: Trace, pid: int) -> pl.Series:
     ).with_columns((pl.col("kind") == "event destroy").cum_max().alias("reused"))
     created = created.filter(~pl.col("reused")).with_row_index("event_id", offset=1)
     timing = created.filter(pl.col("name") == "cudaEventCreate")["event_id"]
-    waited = trace.event_waits.filter(pl.col("pid") == pid)["event_id"]
+    waited = of_process(trace.event_waits, pid)["event_id"]
     by_host = [
-        frame.filter(pl.col("pid") == pid)["event_id"]
+        of_process(frame, pid)["event_id"]
         for frame in (trace.synchronizations, trace.queries)
     ]
     ordering = waited.drop_nulls().unique()

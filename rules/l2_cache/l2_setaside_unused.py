@@ -25,7 +25,7 @@ from streamlint.l2 import (
 )
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, busy, column, regions
+from streamlint.steady import Region, busy, column, of_process, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -83,8 +83,8 @@ def l2_setaside_unused(trace: Trace) -> Outcome:
     for pid, region in regions(trace).items():
         unused = _unused(
             trace,
-            marks.set_asides.filter(pl.col("pid") == pid),
-            marks.windows.filter(pl.col("pid") == pid),
+            of_process(marks.set_asides, pid),
+            of_process(marks.windows, pid),
         )
         ran = launched_during(unused, marks.kernels.filter(region.holds()))
         if ran.height >= trace.limit(MIN_KERNELS):

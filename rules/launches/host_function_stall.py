@@ -16,7 +16,7 @@ from streamlint.held import (
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, groups
+from streamlint.steady import Region, groups, of_process
 from streamlint.trace.model import Trace
 from streamlint.where import locate, sites
 
@@ -73,7 +73,7 @@ def host_function_stall(trace: Trace) -> Outcome:
     if functions.height < trace.limit(MIN_STALLS):
         return findings
     for pid, region in concurrent_regions(trace).items():
-        own = functions.filter(pl.col("pid") == pid)
+        own = of_process(functions, pid)
         if own.height < trace.limit(MIN_STALLS):
             continue
         stalls = _stalls(trace, region, own.with_columns(sites(trace, own)))

@@ -13,7 +13,7 @@ from streamlint.intervals import Intervals, union
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column, of_process, regions
 from streamlint.trace.model import Trace
 from streamlint.untraced import (
     LAUNCH_ADDED_NS,
@@ -136,7 +136,7 @@ def _in_runs(trace: Trace, region: Region) -> pl.DataFrame:
     thread = ["pid", "tid", "device_id"]
     before = pl.col("end_ns").cum_max().shift(1).over("stream_id")
     kernels = (
-        trace.gpu_ops.filter(pl.col("pid") == region.pid)
+        of_process(trace.gpu_ops, region.pid)
         .with_columns((pl.col("start_ns") - before).alias("gap_ns"))
         .filter(
             region.holds()
@@ -288,7 +288,7 @@ def _as_graphs(
     replay = replay_of(trace)
     graph = replay.graph
     calls = (
-        graph.calls.filter(pl.col("pid") == pid)
+        of_process(graph.calls, pid)
         .join_asof(
             runs.sort("issue_ns").select("tid", "issue_ns", "last_issue_ns"),
             left_on="start_ns",
@@ -345,7 +345,7 @@ def _confidence(trace: Trace) -> Confidence:
 
 def _profiling(trace: Trace, pid: int) -> Intervals:
     """When the profiler itself kept the process busy."""
-    rows = trace.profiler_overhead.filter(pl.col("pid") == pid)
+    rows = of_process(trace.profiler_overhead, pid)
     return union(column(rows, "start_ns"), column(rows, "end_ns"))
 
 

@@ -24,7 +24,7 @@ from streamlint.intervals import Bools, Int64, Intervals, union
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, groups, in_scope
+from streamlint.steady import Region, column, groups, in_scope, of_process
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -83,7 +83,7 @@ def legacy_null_stream_barrier(trace: Trace) -> Outcome:
     findings: list[Finding] = []
     unable: NotAssessed | None = None
     for pid, region in concurrent_regions(trace).items():
-        ops = trace.gpu_ops.filter(pl.col("pid") == pid)
+        ops = of_process(trace.gpu_ops, pid)
         for (context,), here in groups(ops, "context_id"):
             if here["stream_id"].n_unique() < 2:
                 continue

@@ -23,7 +23,7 @@ from streamlint.readiness import with_ready
 from streamlint.replay import Edge, Replay, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, groups
+from streamlint.steady import Region, column, groups, of_process
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -96,7 +96,7 @@ def priority_without_effect(trace: Trace) -> Outcome:
     unsized = sizes_unknown(kernels)
     unable: NotAssessed | None = None
     for pid, region in concurrent_regions(trace).items():
-        own = kernels.filter(pl.col("pid") == pid)
+        own = of_process(kernels, pid)
         for _, here in groups(own, "device_id"):
             held = _held(trace, here).filter(region.holds())
             if held.height >= trace.limit(MIN_HELD) and unsized:

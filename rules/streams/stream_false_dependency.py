@@ -18,7 +18,7 @@ from streamlint.replay import Edge, Replay, replay_of
 from streamlint.replay.graph import connections
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region
+from streamlint.steady import Region, of_process
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -77,7 +77,7 @@ def stream_false_dependency(trace: Trace) -> Outcome:
     queues = connections(trace)
     findings: list[Finding] = []
     for pid, region in concurrent_regions(trace).items():
-        ops = trace.gpu_ops.filter(pl.col("pid") == pid)
+        ops = of_process(trace.gpu_ops, pid)
         used = (
             ops.filter(region.holds())
             .group_by("context_id", maintain_order=True)
@@ -155,7 +155,7 @@ def _finding(
     ops = trace.gpu_ops.join(held, on=[*key, "start_ns"], how="semi")
     calls = calls_behind(trace, held)
     longest = held.sort(pl.col("waited") - pl.col("free_ns"), descending=True).head(5)
-    unsure = trace.event_records.filter(pl.col("pid") == region.pid).height > 0
+    unsure = of_process(trace.event_records, region.pid).height > 0
     # Kernels that fill the GPU wait for room, not for their queue.
     unsure |= sizes_unknown(ops) is not None
     kernels = ops.filter(pl.col("kind") == "kernel")["name"]

@@ -12,7 +12,7 @@ from streamlint.intervals import union
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, groups
+from streamlint.steady import Region, column, groups, of_process
 from streamlint.trace.model import Trace
 from streamlint.waits import host_waits, without_waits
 from streamlint.where import locate, sites
@@ -60,7 +60,7 @@ def device_sync_in_steady_state(trace: Trace) -> Outcome:
     for pid, region in concurrent_regions(trace).items():
         calls = waits.filter(region.holds())
         calls = calls.with_columns(sites(trace, calls))
-        ops = trace.gpu_ops.filter(pl.col("pid") == pid)
+        ops = of_process(trace.gpu_ops, pid)
         for (name, site), here in groups(calls, "name", "site"):
             if int(here["over_broad"].sum()) >= trace.limit(MIN_CALLS):
                 findings.append(_finding(trace, region, here, ops, str(name), site))

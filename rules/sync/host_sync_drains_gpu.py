@@ -10,7 +10,7 @@ from streamlint.findings import Claim, Confidence, Evidence, Finding
 from streamlint.replay import replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, groups, in_scope
+from streamlint.steady import Region, groups, in_scope, of_process
 from streamlint.trace.model import Trace
 from streamlint.waits import (
     host_waits,
@@ -83,7 +83,7 @@ def host_sync_drains_gpu(trace: Trace) -> Outcome:
     )
     findings: list[Finding] = []
     for pid, region in concurrent_regions(trace).items():
-        calls = waits.filter(pl.col("pid") == pid, in_scope(trace))
+        calls = of_process(waits, pid).filter(in_scope(trace))
         calls = calls.with_columns(
             sites(trace, calls), (drains & region.holds()).alias("drains")
         )

@@ -7,7 +7,7 @@ import polars as pl
 
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
 from streamlint.rule import Outcome, rule
-from streamlint.steady import column, groups, in_scope
+from streamlint.steady import column, groups, in_scope, of_process
 from streamlint.trace.model import Trace
 from streamlint.unwaited import cut_off, unwaited
 from streamlint.where import locate, sites
@@ -83,7 +83,7 @@ def _with_candidates(
     parts: list[pl.DataFrame] = []
     for (pid,), here in groups(calls, "pid"):
         at = column(here, "start_ns")
-        own = streams.filter(pl.col("pid") == pid).sort("last_ns")
+        own = of_process(streams, pid).sort("last_ns")
         ends = column(own, "end_ns")
         issued = np.searchsorted(column(own, "last_ns"), at)
         ended = np.searchsorted(np.sort(ends), at, side="right")

@@ -116,7 +116,8 @@ def _pass(
                     time += think_ns[index]
             if handover_call[index] >= 0:
                 handed = call_end[handover_call[index]] + handover_ns[index]
-                time = max(time, handed)
+                if handed > time:  # max() is a call, which an interpreter feels
+                    time = handed
             call_start[index] = time
             continue
         if kind == CALL_END:
@@ -139,11 +140,14 @@ def _pass(
                 while at < wanted:
                     one = member[offset + at]
                     value = op_start[one] if group_by_start[here] else op_end[one]
-                    best = max(best, value)
+                    if value > best:
+                        best = value
                     reached[offset + at] = best
                     at += 1
                 known[here] = at
-            time = max(time, reached[offset + wanted - 1] + latency[constraint])
+            bound = reached[offset + wanted - 1] + latency[constraint]
+            if bound > time:
+                time = bound
         if kind == CALL_END:
             call_end[index] = time + call_delay[index]
         else:
