@@ -269,7 +269,7 @@ FILES: dict[str, Maker] = {
     "streams": _kernels(40_000, streams=40_000),
     "streams-at-once": _kernels(40_000, streams=40_000, length=10**6),
     "processes": _kernels(30_000, pids=30_000),
-    "some-processes": _launches(10_000, pids=110),
+    "some-processes": _launches(10_000, pids=80),
     "launches": _launches(12_000),
     "launches-on-streams": _launches(12_000, streams=14_000),
     "launches-by-threads": _launches(12_000, threads=14_000),

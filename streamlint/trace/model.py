@@ -55,8 +55,8 @@ class NativeFrame(NamedTuple):
     address: int = 0
 
 
-_MOST_PROCESSES = 96
-"""Ranks and workers of a large machine; ten ms each are a second."""
+_MOST_PROCESSES = 64
+"""Ranks and workers of a large machine; ten ms each are most of a second."""
 _ROWS_OF_A_PROCESS = 1_000
 """Starting CUDA up alone makes some hundred calls."""
 _Number = TypeVar("_Number", int, float)
