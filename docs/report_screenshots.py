@@ -16,12 +16,14 @@ sys.path.insert(0, str(ROOT / "tests"))
 from browser import chrome, open_page, wait_for  # noqa: E402
 
 from streamlint import engine  # noqa: E402
+from streamlint.fleet import Fleet, fleet  # noqa: E402
 from streamlint.registry import all_rules  # noqa: E402
-from streamlint.reporters import html  # noqa: E402
+from streamlint.reporters import fleet_page, html  # noqa: E402
 from streamlint.reporters.timeline import capture  # noqa: E402
 from streamlint.trace import open_trace  # noqa: E402
 
 WIDTH = 1200
+RANKS = ("legacy", "legacy_fix", "pageable")
 DRAWS = "document.getElementById('plot').dataset.draws"
 
 
@@ -42,7 +44,7 @@ SHOTS = (
 
 
 def main() -> None:
-    """Write docs/report-SAMPLE.png."""
+    """Write docs/report-SAMPLE.png and docs/fleet.png."""
     browser = chrome(WIDTH, 900)
     with tempfile.TemporaryDirectory() as folder:
         for shot in SHOTS:
@@ -65,7 +67,24 @@ def main() -> None:
                 wait_for(browser, f"return {DRAWS} !== '{before}'")
             browser.execute_script("document.activeElement.blur(); scrollTo(0, 0)")
             browser.save_screenshot(str(ROOT / "docs" / f"report-{shot.sample}.png"))
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+        size = {"width": WIDTH, "height": 1340, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        page.write_text(fleet_page.page(ranks()), encoding="utf-8")
+        open_page(browser, page)
+        browser.save_screenshot(str(ROOT / "docs" / "fleet.png"))
     browser.quit()
+
+
+def ranks() -> Fleet:
+    """Stored samples as if they were the ranks of one run."""
+    judged: dict[str, engine.Report] = {}
+    for sample in RANKS:
+        trace = open_trace(ROOT / "sample_traces" / "extra" / f"{sample}.sqlite")
+        judged[sample] = engine.lint(trace, all_rules())
+        trace.close()
+    samples = [RANKS[(number % 8 == 5) + 2 * (number == 19)] for number in range(32)]
+    return fleet([(f"rank{n}.sqlite", judged[s]) for n, s in enumerate(samples)])
 
 
 if __name__ == "__main__":

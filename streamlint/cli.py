@@ -11,18 +11,19 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from copy import copy
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from typer.main import get_command_name
 
 from streamlint import __version__
-from streamlint.errors import StreamlintError, UsageError
+from streamlint.errors import OtherDatabase, StreamlintError, UsageError
 from streamlint.escape import printable, without_home
 from streamlint.files import out_of_space, replacing, unwritable
 
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
     from streamlint.diff import Side
     from streamlint.engine import Report
     from streamlint.findings import Severity
+    from streamlint.many import Judge, Outcome
+    from streamlint.reporters import View
     from streamlint.settings import Scope, Settings
+    from streamlint.sources import Source
     from streamlint.suppression import Allowance
     from streamlint.trace.model import Trace
 
@@ -40,6 +44,8 @@ EXIT_CLEAN, EXIT_FINDINGS, EXIT_ERROR, EXIT_NOT_ASSESSED = 0, 1, 2, 3
 _PROGRESS_AFTER_S = 2.0
 _FILE_WIDTH = 100
 _SMALL_BYTES = 16 << 20
+_BRIEF_FROM = 9
+"""Sections of so many traces would be read by nobody."""
 _TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep")
 _PLOTLYJS_HELP = (
     "Where a page has plotly.js from: inline (works offline), cdn, or a bundle's file."
@@ -224,10 +230,10 @@ def _options(
 @app.command()
 def lint(
     traces: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
             metavar="TRACE...",
-            help="SQLite or parquetdir exports, or reports (.nsys-rep).",
+            help="Exports (.sqlite, parquetdir), reports (.nsys-rep), folders of them.",
         ),
     ],
     output_format: Annotated[
@@ -334,6 +340,28 @@ def lint(
             "--quiet", "-q", help="Print findings only, nothing about a clean trace."
         ),
     ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            "-j",
+            min=1,
+            help="Judge so many traces at a time (default: as CPUs and memory allow).",
+        ),
+    ] = None,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Judge on the Dask cluster of this scheduler."
+        ),
+    ] = None,
+    rank_regex: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX",
+            help="Finds ranks in the names of traces: groups named rank and host.",
+        ),
+    ] = None,
     config: _ConfigOption = None,
     isolated: _IsolatedOption = False,
     color: Annotated[Color, typer.Option(help="Colour the text.")] = Color.AUTO,
@@ -341,7 +369,11 @@ def lint(
     plotlyjs: Annotated[str, typer.Option(help=_PLOTLYJS_HELP)] = "inline",
 ) -> None:
     """Judge traces by every rule."""
-    with _quick_imports(*traces):
+    from streamlint.sources import no_traces, opened, sources_of
+
+    sources = sources_of(traces)
+    with _quick_imports(sources):
+        from streamlint.engine import Report
         from streamlint.engine import lint as lint_trace
         from streamlint.findings import Severity
         from streamlint.registry import select as select_rules
@@ -374,10 +406,10 @@ def lint(
     _not_a_trace("--html", html)
     _not_a_trace("--write-baseline", write_baseline)
     as_perfetto = OutputFormat.PERFETTO in [wanted for wanted, _ in outputs]
-    if len(traces) > 1 and (html is not None or as_perfetto):
+    alone = len(sources) == 1 and scheduler is None
+    if as_perfetto and not alone:
         raise UsageError(
-            "--html and --format perfetto take one trace",
-            hint="name one; `streamlint report A B` compares two",
+            "--format perfetto takes one trace, judged here", hint="name one"
         )
     if (OutputFormat.PERFETTO, None) in outputs and sys.stdout.isatty():
         raise UsageError(
@@ -385,24 +417,39 @@ def lint(
             hint="add --output FILE.json.gz and open it in ui.perfetto.dev",
         )
     known = _baseline(baseline, baseline_tolerance, held.baseline_tolerance)
-    sources = SourceTree.around(Path.cwd())
-    with_model = html is not None or OutputFormat.JSON in [f for f, _ in outputs]
+    with_model = OutputFormat.JSON in [f for f, _ in outputs]
+    judge = partial(
+        lint_trace,
+        rules=rules,
+        with_model=with_model or (html is not None and alone),
+        settings=settings,
+        policy=held.policy,
+    )
+    tree, brief = SourceTree.around(Path.cwd()), len(sources) >= _BRIEF_FROM
     timeline = b""
-    reports: list[Report] = []
-    failures: list[tuple[str, StreamlintError]] = []
-    for path in traces:
+    outcomes: list[tuple[str, Outcome]] = []
+    streamed = (OutputFormat.TEXT, None) in outputs and not alone
+
+    def view_of(file: Path | None) -> View:
+        on_screen = file is None and sys.stdout.isatty()
+        return View(
+            color=file is None and _use_color(color, on_screen),
+            width=_width(on_screen),
+            fail_on=least,
+            sources=tree,
+            show_suppressed=show_suppressed,
+            detail=detail,
+            brief=brief and not verbose,
+        )
+
+    if alone:
+        (source,) = sources
         try:
-            with _opened(path) as trace, _progress(path.name) as told:
-                report = lint_trace(
-                    trace,
-                    rules,
-                    told,
-                    with_model=with_model,
-                    settings=settings,
-                    policy=held.policy,
+            with opened(source) as trace, _progress(source.path.name) as told:
+                report = judge(trace, on_rule=told)._replace(
+                    path=source.path, url=source.url, baseline=known
                 )
-                report = report._replace(baseline=known)
-                reports.append(report)
+                outcomes.append((source.shown, report))
                 if html is not None:
                     told("the page")
                     _write(_page([(trace, report)], plotlyjs), html)
@@ -411,23 +458,45 @@ def lint(
 
                     timeline = perfetto(trace, report)
         except StreamlintError as error:
+            if isinstance(error, OtherDatabase) and source.searched:
+                raise no_traces(str(Path(source.named).parent)) from error
             _show_error(error)
-            failures.append((str(path), error))
+            outcomes.append((source.shown, error))
+    else:
+        from streamlint.fleet import fleet, rank_pattern
+        from streamlint.reporters import text
+
+        pattern, first = rank_pattern(rank_regex), True
+
+        def show(report: Report) -> None:
+            nonlocal first
+            if streamed:
+                _write(text.piece(report, view_of(None), first=first), None)
+            first = False
+
+        how = _How(jobs, scheduler, known, on_stdout=streamed)
+        outcomes = _judged(judge, sources, how, show)
+        whole = fleet(outcomes, pattern)
+        if html is not None and any(isinstance(o, Report) for _, o in outcomes):
+            from streamlint.reporters.fleet_page import page as fleet_page
+
+            _write(fleet_page(whole, plotlyjs), html)
+    reports = [o for _, o in outcomes if isinstance(o, Report)]
+    failures = [(name, o) for name, o in outcomes if isinstance(o, StreamlintError)]
     for report in reports:
         for _, crash in report.crashed:
             _show_traceback(crash.traceback)
     _tell_uses(reports)
     _tell_notes(reports)
     for wanted, file in outputs:
+        view = view_of(file)._replace(fleet=None if alone else whole)
         if wanted is OutputFormat.PERFETTO:
             if reports:
                 _write(timeline, file)
+        elif wanted is OutputFormat.TEXT and file is None and streamed:
+            if reports:
+                _write(text.ending(reports, view), None)
         elif reports or (failures and wanted not in _NEEDS_A_TRACE):
-            on_screen = file is None and sys.stdout.isatty()
-            colored = file is None and _use_color(color, on_screen)
-            view = View(
-                colored, _width(on_screen), least, sources, show_suppressed, detail
-            )
             _write(renderer(wanted.value)(reports, failures, view), file)
     code = _exit_code(reports, bool(failures), least, exit_zero=exit_zero)
     if known is not None and not failures:  # a trace that wasn't read may show it
@@ -440,9 +509,10 @@ def lint(
 @app.command()
 def report(
     traces: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            metavar="TRACE [AFTER]", help="A trace, or two: before and after a change."
+            metavar="TRACE...",
+            help="A trace; two, before and after a change; or more, seen together.",
         ),
     ],
     output: Annotated[
@@ -454,39 +524,51 @@ def report(
     isolated: _IsolatedOption = False,
 ) -> None:
     """Write a page for a browser: findings, timeline, and the run once fixed."""
+    from streamlint.engine import Report
     from streamlint.engine import lint as lint_trace
     from streamlint.registry import select as select_rules
+    from streamlint.sources import opened, sources_of
 
     _not_a_trace("--output", output)
-    if len(traces) > 2:
-        raise UsageError(
-            "a report is about one trace or two", hint="name one, or before and after"
-        )
+    sources = sources_of(traces)
     held = _configuration(config, isolated)
     settings = _with_symbols(held.settings, symbols)
-    rules = select_rules([*held.select], [*held.ignore])
-    with ExitStack() as opened:
-        judged: list[tuple[Trace, Report]] = []
-        for path in traces:
-            trace = opened.enter_context(_opened(path))
-            with _progress(path.name) as told:
-                found = lint_trace(
-                    trace,
-                    rules,
-                    told,
-                    with_model=True,
-                    settings=settings,
-                    policy=held.policy,
-                )
-                judged.append((trace, found))
-        for _, found in judged:
-            for _, crash in found.crashed:
-                _show_traceback(crash.traceback)
-        _tell_notes([found for _, found in judged])
-        with _progress(traces[0].name):
-            _write(_page(judged, plotlyjs), output)
+    judge = partial(
+        lint_trace,
+        rules=select_rules([*held.select], [*held.ignore]),
+        with_model=len(sources) < 3,
+        settings=settings,
+        policy=held.policy,
+    )
+    failed = False
+    if len(sources) > 2:
+        from streamlint.fleet import fleet
+        from streamlint.reporters.fleet_page import page as fleet_page
+
+        outcomes = _judged(judge, sources, _How(), lambda _: None)
+        found = [outcome for _, outcome in outcomes if isinstance(outcome, Report)]
+        failed = len(found) < len(outcomes)
+        if not found:
+            sys.exit(EXIT_ERROR)
+        text = fleet_page(fleet(outcomes), plotlyjs)
+    else:
+        with ExitStack() as stack:
+            judged: list[tuple[Trace, Report]] = []
+            for source in sources:
+                trace = stack.enter_context(opened(source))
+                with _progress(source.path.name) as told:
+                    made = judge(trace, on_rule=told)
+                judged.append((trace, made._replace(path=source.path, url=source.url)))
+            found = [report for _, report in judged]
+            with _progress(sources[0].path.name):
+                text = _page(judged, plotlyjs)
+    for report in found:
+        for _, crash in report.crashed:
+            _show_traceback(crash.traceback)
+    _tell_notes(found)
+    _write(text, output)
     _say(f"wrote {output}")
-    if any(found.crashed for _, found in judged):
+    if failed or any(report.crashed for report in found):
         sys.exit(EXIT_ERROR)
 
 
@@ -676,7 +758,7 @@ def profile(
         failed = nsys.failure(recording)
         try:
             lint(
-                [work.export],
+                [str(work.export)],
                 output_format,
                 output,
                 exit_zero=exit_zero,
@@ -848,6 +930,58 @@ def _with_symbols(settings: Settings, places: list[Path] | None) -> Settings:
     return replace(settings, symbols=tuple(places or ()))
 
 
+class _How(NamedTuple):
+    """How many traces are judged, and what is known of them before."""
+
+    jobs: int | None = None
+    scheduler: str | None = None
+    known: Baseline | None = None
+    on_stdout: bool = False
+
+
+def _judged(
+    judge: Judge, sources: list[Source], how: _How, show: Callable[[Report], None]
+) -> list[tuple[str, Outcome]]:
+    """Outcomes of many traces by name, in their order; each is shown when it is there.
+
+    Errors go to stderr. What a search of folders has found and is no trace is left
+    out, with a note.
+    """
+    from streamlint import many
+    from streamlint.sources import no_traces
+
+    if how.scheduler is not None:
+        from streamlint.cluster import judged_by_cluster
+
+        came = judged_by_cluster(judge, sources, how.scheduler)
+    elif count := many.workers_for(sources, how.jobs):
+        came = many.judged_by_processes(judge, sources, count)
+    else:
+        came = many.judged_here(judge, sources)
+    outcomes: dict[int, Outcome] = {}
+    with ExitStack() as stack:
+        stack.enter_context(closing(came))
+        tell = None
+        if not (how.on_stdout and sys.stdout.isatty()):  # else what comes tells
+            tell = stack.enter_context(_progress("traces"))
+        for index, outcome in came:
+            source = sources[index]
+            if isinstance(outcome, OtherDatabase) and source.searched:
+                _say(f"note: {outcome.message}: left out")
+                continue
+            if isinstance(outcome, StreamlintError):
+                outcomes[index] = outcome
+                _show_error(outcome)
+            else:
+                outcomes[index] = report = outcome._replace(baseline=how.known)
+                show(report)
+            if tell is not None:
+                tell(f"{len(outcomes)} of {len(sources)}")
+    if not outcomes:
+        raise no_traces(os.path.commonpath([s.named for s in sources]))
+    return [(sources[index].shown, outcomes[index]) for index in sorted(outcomes)]
+
+
 def _page(judged: list[tuple[Trace, Report]], plotlyjs: str) -> str:
     from streamlint.reporters.html import page
     from streamlint.reporters.timeline import capture
@@ -968,14 +1102,14 @@ def _say(line: str) -> None:
 
 
 @contextmanager
-def _quick_imports(*traces: Path) -> Iterator[None]:
+def _quick_imports(sources: list[Source]) -> Iterator[None]:
     """Saves a tenth of a small lint: imports leave no garbage, BLAS goes unused.
 
     The variable is read as numpy loads; programs that are started later, such as a
     profiled one, must not see it. Small traces are judged on one thread: handing
     their few rows to another costs more than the work.
     """
-    if traces and all(_size(path) < _SMALL_BYTES for path in traces):
+    if all((source.size or 0) < _SMALL_BYTES for source in sources):
         os.environ.setdefault("POLARS_MAX_THREADS", "1")
     variable = "OPENBLAS_NUM_THREADS"
     ours = variable not in os.environ
@@ -988,14 +1122,6 @@ def _quick_imports(*traces: Path) -> Iterator[None]:
         gc.enable()
         if ours:
             del os.environ[variable]
-
-
-def _size(path: Path) -> int:
-    try:
-        files = [*path.iterdir()] if path.is_dir() else [path]
-        return sum(file.stat().st_size for file in files)
-    except OSError:
-        return 0  # the reader says what is wrong with it
 
 
 @contextmanager

@@ -85,7 +85,8 @@ class Report(NamedTuple):
 
     ``model`` is None where no cost was replayed, ``baseline`` where none was named;
     ``uses`` says what became of the allowances of the rules that were chosen, ``scope``
-    which part was judged, ``notes`` what could not be had of what was asked for.
+    which part was judged, ``notes`` what could not be had of what was asked for,
+    ``url`` where the trace was fetched, None for a file.
     """
 
     path: Path
@@ -97,6 +98,7 @@ class Report(NamedTuple):
     uses: tuple[Use, ...] = ()
     scope: Scope = WHOLE
     notes: tuple[str, ...] = ()
+    url: str | None = None
 
     @property
     def findings(self) -> list[tuple[Rule, Finding]]:

@@ -18,9 +18,21 @@ class StreamlintError(Exception):
         self.message = message
         self.hint = hint
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Let it come back from another process."""
+        return _rebuilt, (type(self), self.message, self.hint)
+
+
+def _rebuilt(kind: type[StreamlintError], message: str, hint: str) -> StreamlintError:
+    return kind(message, hint=hint)
+
 
 class TraceError(StreamlintError):
     """A trace file can't be read as an nsys export."""
+
+
+class OtherDatabase(TraceError):
+    """A sound SQLite database that something else than nsys wrote."""
 
 
 class BaselineError(StreamlintError):

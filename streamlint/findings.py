@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -147,6 +147,11 @@ class Finding:
         """Refuse a finding that shows nothing."""
         if not self.evidence:
             raise ValueError("a finding needs at least one piece of evidence")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Travel between processes without the change, which a replay indexes."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return type(self), tuple((values | {"change": None}).values())
 
     def fingerprint(self, rule: str) -> str:
         """16 hex digits, equal over runs of one program (other pids and streams)."""

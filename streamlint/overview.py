@@ -44,7 +44,8 @@ class Overview(NamedTuple):
     """The trace in a few numbers; times in ns.
 
     ``span_ns`` reaches from the first GPU operation to the end of the last, None
-    without any. ``judged`` has one entry a process.
+    without any; ``process_spans`` is the same of each process with some. ``judged``
+    has one entry a process.
     """
 
     gpus: tuple[str, ...]
@@ -57,6 +58,7 @@ class Overview(NamedTuple):
     invalid_rows: dict[str, int]
     judged: tuple[Judged, ...]
     devices: tuple[DeviceTime, ...] = ()
+    process_spans: dict[int, int] = {}  # noqa: RUF012 - never changed
 
 
 def overview(trace: Trace) -> Overview:
@@ -83,7 +85,18 @@ def overview(trace: Trace) -> Overview:
             Judged(*r[:5], duration_ns=r.duration_ns) for r in regions(trace).values()
         ),
         devices=_devices(trace, span) if span is not None else (),
+        process_spans=_process_spans(ops, span) if span is not None else {},
     )
+
+
+def _process_spans(ops: pl.DataFrame, span_ns: int) -> dict[int, int]:
+    pids = ops["pid"].unique()
+    if len(pids) == 1:  # most often; grouping would cost a small trace a millisecond
+        return {pid: span_ns for pid in pids if pid is not None}
+    rows = ops.group_by("pid").agg(
+        pl.col("end_ns").max() - pl.col("start_ns").min().alias("span")
+    )
+    return {pid: span for pid, span in rows.iter_rows() if pid is not None}
 
 
 def _devices(trace: Trace, span_ns: int) -> tuple[DeviceTime, ...]:

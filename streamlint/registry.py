@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 import pkgutil
 from functools import cache
+from typing import Any
 
 import streamlint.rules
 from streamlint.errors import UsageError
 from streamlint.rule import Rule
+from streamlint.settings import Threshold
 
 
 @cache
@@ -64,3 +67,21 @@ def near(name: str) -> str:
     if close:
         return f"did you mean {close[0]}?"
     return "`streamlint rules` lists them all"
+
+
+def _threshold(rule: str, name: str) -> Threshold[Any]:
+    return next(t for t in find(rule).thresholds if t.name == name)
+
+
+def _reduced_rule(rule: Rule) -> tuple[Any, ...]:
+    return find, (rule.name,)
+
+
+def _reduced_threshold(threshold: Threshold[Any]) -> tuple[Any, ...]:
+    owner = next(r for r in all_rules() if threshold in r.thresholds)
+    return _threshold, (owner.name, threshold.name)
+
+
+# Between processes rules and thresholds go by name: each is one object in each.
+copyreg.pickle(Rule, _reduced_rule)
+copyreg.pickle(Threshold, _reduced_threshold)

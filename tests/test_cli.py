@@ -494,10 +494,11 @@ def bad_inputs(folder: Path) -> dict[str, tuple[Path, str]]:
     holed = whole[:2048] + noise + whole[2048 + len(noise) :]
     other = database(folder / "other.sqlite", "customers", "orders")
     nvprof = database(folder / "nvprof.sqlite", "StringTable", "Version")
+    (folder / "without").mkdir()
     return {
         "missing": (folder / "none.sqlite", "does not exist"),
         "missing report": (folder / "none.nsys-rep", "does not exist"),
-        "directory": (folder, "is a directory"),
+        "directory": (folder / "without", "is a directory"),
         "empty": (written(folder / "empty.sqlite", b""), "is empty"),
         "LFS pointer": (written(folder / "lfs.sqlite", pointer), "Git LFS pointer"),
         "random bytes": (written(folder / "x.sqlite", noise), "not a SQLite file"),

@@ -532,10 +532,8 @@ def test_lint_writes_a_page_beside_its_text(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("report", LEGACY, FIXED, LEGACY),
         ("report", LEGACY, "-o", FIXED),
         ("report", LEGACY, "-o", "{tmp}/x.html", "--plotlyjs", "{tmp}/missing.js"),
-        ("lint", LEGACY, FIXED, "--html", "{tmp}/x.html"),
         ("lint", LEGACY, FIXED, "--format", "perfetto"),
         ("lint", LEGACY, "--html", FIXED),
     ],

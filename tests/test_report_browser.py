@@ -15,8 +15,10 @@ from selenium.webdriver.common.by import By
 from tracebuilder import TraceBuilder
 
 from streamlint import engine
+from streamlint.errors import TraceError
+from streamlint.fleet import fleet
 from streamlint.registry import all_rules
-from streamlint.reporters import html, packing, timeline
+from streamlint.reporters import fleet_page, html, packing, timeline
 from streamlint.reporters.timeline import capture
 from streamlint.suppression import Allowance, Policy, Saving
 from streamlint.trace import open_trace
@@ -415,4 +417,33 @@ def test_findings_that_are_not_shown_are_counted(browser: Chrome, pages: Path) -
     text = browser.find_element(By.TAG_NAME, "body").text
     assert "found nothing; 1 finding suppressed" in text
     assert "found nothing; 1 finding below min-saving" in text
+    no_messages(browser)
+
+
+# Many traces -----------------------------------------------------------------------
+
+
+def test_the_page_of_many_ranks(browser: Chrome, pages: Path) -> None:
+    reports: list[tuple[str, engine.Report | TraceError]] = []
+    name = "<i>t&amp;"
+    for number, path in enumerate((LEGACY, FIXED, LEGACY)):
+        trace = open_trace(path)
+        reports.append((f"{name}{number}.sqlite", engine.lint(trace, all_rules())))
+        trace.close()
+    reports.append((f"{name}3.sqlite", TraceError("cut off", hint="copy it again")))
+    target = pages / "fleet.html"
+    target.write_text(fleet_page.page(fleet(reports)), encoding="utf-8")
+    open_page(browser, target)
+    no_messages(browser)
+    text = browser.find_element(By.TAG_NAME, "body").text
+    assert "on 2 of 3 traces: <i>t&amp;0.sqlite, <i>t&amp;2.sqlite" in text
+    assert "<i>t&amp;3.sqlite (<i>t&amp;3.sqlite): error" in text
+    assert browser.find_element(By.ID, "map").get_dom_attribute("data-rows") == "2"
+    ticks = browser.find_elements(By.CSS_SELECTOR, "#map .xtick text")
+    assert [tick.text for tick in ticks] == [f"{name}{n}.sqlite" for n in range(4)]
+    assert browser.find_elements(By.CSS_SELECTOR, "#chosen .plotly")
+    browser.find_elements(By.CSS_SELECTOR, "#findings-table button")[1].click()
+    chosen = browser.find_element(By.ID, "chosen").text
+    assert chosen.startswith("underfilled-serial-kernels: only <i>t&amp;1.sqlite")
+    assert not browser.find_elements(By.CSS_SELECTOR, "#chosen .plotly")
     no_messages(browser)

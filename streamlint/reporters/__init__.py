@@ -12,6 +12,7 @@ from streamlint.reporters.places import SourceTree
 if TYPE_CHECKING:
     from streamlint.engine import Report
     from streamlint.errors import StreamlintError
+    from streamlint.fleet import Fleet
 
 
 class Detail(Enum):
@@ -27,7 +28,8 @@ class View(NamedTuple):
 
     Text lists suppressed findings if ``show_suppressed``; annotations have none, the
     other formats always have them. Text of ``detail`` `QUIET` has findings only, of
-    `VERBOSE` also call stacks, all evidence, and what each rule and table came to.
+    `VERBOSE` also call stacks, all evidence, and what each rule and table came to. A
+    ``fleet`` is there for several traces; text that is ``brief`` has a line of each.
     """
 
     color: bool = False
@@ -36,6 +38,8 @@ class View(NamedTuple):
     sources: SourceTree = SourceTree()
     show_suppressed: bool = False
     detail: Detail = Detail.NORMAL
+    fleet: Fleet | None = None
+    brief: bool = False
 
 
 Failure: TypeAlias = "tuple[str, StreamlintError]"

@@ -39,11 +39,18 @@ def page(captures: Sequence[Capture], plotlyjs: str = "inline") -> str:
         for i, blob in enumerate(capture.blobs)
     )
     files = " and ".join(str(capture.head["file"]) for capture in captures)
-    script = _read("report.js")
+    return filled("report", f"streamlint: {files}", document, plotlyjs, blobs)
+
+
+def filled(
+    name: str, title: str, document: object, plotlyjs: str, blobs: str = ""
+) -> str:
+    """The page of this name with its data, its code and plotly's in it."""
+    script = _read(f"{name}.js")
     source, plotly = _plotly(plotlyjs)
     values = {
         "CSP": _policy(source, _hash(script)),
-        "TITLE": html.escape(f"streamlint: {files}"),
+        "TITLE": html.escape(title),
         "FOOTER": html.escape(f"streamlint {__version__} · one file, loads nothing"),
         "CSS": _read("report.css"),
         "DATA": in_script(document),
@@ -54,7 +61,7 @@ def page(captures: Sequence[Capture], plotlyjs: str = "inline") -> str:
     if plotlyjs == "cdn":
         values["FOOTER"] = html.escape(f"streamlint {__version__}")
     # Split once: what a value holds is never searched for placeholders.
-    parts = _read("report.html").split("@")
+    parts = _read(f"{name}.html").split("@")
     return "".join(values.get(part, part) for part in parts)
 
 

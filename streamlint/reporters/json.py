@@ -14,7 +14,9 @@ from streamlint.engine import Model, Report, gone
 from streamlint.errors import UsageError
 from streamlint.escape import without_home
 from streamlint.findings import Finding, Severity, SourceFrame
+from streamlint.fleet import Fleet
 from streamlint.reporters import Detail, Failure, View
+from streamlint.reporters.fleet import document as fleet_object
 from streamlint.rule import Rule
 from streamlint.settings import Scope
 from streamlint.suppression import Use
@@ -24,13 +26,18 @@ FORMAT_VERSION = 1
 
 
 def render(reports: Sequence[Report], failures: Sequence[Failure], view: View) -> str:
-    """The whole document; ``view`` says whether it has call stacks."""
-    whole = document(reports, failures, stacks=view.detail is Detail.VERBOSE)
+    """The whole document; of ``view`` its fleet, and whether there are call stacks."""
+    stacks = view.detail is Detail.VERBOSE
+    whole = document(reports, failures, view.fleet, stacks=stacks)
     return json.dumps(whole, indent=2, ensure_ascii=True) + "\n"
 
 
 def document(
-    reports: Sequence[Report], failures: Sequence[Failure] = (), *, stacks: bool = False
+    reports: Sequence[Report],
+    failures: Sequence[Failure] = (),
+    fleet: Fleet | None = None,
+    *,
+    stacks: bool = False,
 ) -> dict[str, Any]:
     """The whole document, before it is text."""
     return {
@@ -46,6 +53,7 @@ def document(
             for path, error in failures
         ],
         "summary": _summary(reports),
+        "fleet": None if fleet is None else fleet_object(fleet),
         "baseline": _baseline(reports, complete=not failures),
     }
 
@@ -90,7 +98,7 @@ def _no_result(path: Path, why: str) -> UsageError:
 def _trace(report: Report, stacks: bool) -> dict[str, Any]:
     facts, capture = report.overview, report.capture
     return {
-        "path": without_home(str(report.path)),
+        "path": without_home(report.url or str(report.path)),
         "capture": {
             "exporter": capture.exporter,
             "schema": capture.schema,

@@ -30,7 +30,7 @@ STYLES = {
     Severity.LOW: "cyan",
     Severity.INFO: "dim",
 }
-_CLAIMS = {
+CLAIMS = {
     Claim.WHAT_IF: "fixing it saves about {}",
     Claim.UPPER_BOUND: "costs at most {}",
     Claim.LOWER_BOUND: "costs at least {}",
@@ -46,16 +46,38 @@ _MAX_NAME = 72
 
 
 def render(reports: Sequence[Report], failures: Sequence[Failure], view: View) -> str:
-    """One section a trace and, for several, a total."""
+    """One section a trace and, for several, what they show together."""
     del failures  # the command line names them on stderr
+    parts = [piece(report, view, first=i == 0) for i, report in enumerate(reports)]
+    return "".join(parts) + ending(reports, view)
+
+
+def piece(report: Report, view: View, *, first: bool) -> str:
+    """What to say of one trace: its section, or a line of a brief text."""
     page = Page(view.width)
-    for index, report in enumerate(reports):
-        if index:
+    if view.brief:
+        span = report.overview.span_ns
+        facts = [] if span is None else [f"GPU span {duration(span)}"]
+        page.line(" · ".join([printable(report.path.name), *facts, totals([report])]))
+    else:
+        if not first:
             page.line()
         _section(page, report, view)
-    if len(reports) > 1:
+    return page.text(color=view.color)
+
+
+def ending(reports: Sequence[Report], view: View) -> str:
+    """What comes after the traces; nothing after a single one."""
+    if view.fleet is None:
+        return ""
+    from streamlint.reporters.fleet import summary
+
+    page = Page(view.width)
+    if reports:
         page.line()
-        page.line(f"{len(reports)} traces: {totals(reports)}", "bold")
+    summary(page, view.fleet, detailed=view.brief)
+    page.line()
+    page.line(f"{len(reports)} traces: {totals(reports)}", "bold")
     return page.text(color=view.color)
 
 
@@ -233,7 +255,7 @@ def cost_words(cost: Cost, finding: Finding) -> str:
     amount = f"{duration(cost.ns)}, {100 * cost.share:.1f} % of the judged time"
     if cost.basis == UNPROFILED:
         amount += " of the unprofiled run"
-    return f"{_CLAIMS[cost.claim].format(amount)} ({cost.method}); {sure}"
+    return f"{CLAIMS[cost.claim].format(amount)} ({cost.method}); {sure}"
 
 
 def brief_cost(claim: Claim, ns: int, share: float) -> str:

@@ -20,7 +20,7 @@ from urllib.parse import quote
 import numpy as np
 import polars as pl
 
-from streamlint.errors import TraceError
+from streamlint.errors import OtherDatabase, TraceError
 from streamlint.escape import HOME_SIGN, without_home
 from streamlint.intervals import Int64
 from streamlint.trace.pages import IntColumn, PageFile, UnsupportedLayout
@@ -364,12 +364,12 @@ class ExportFile:
         if {"StringTable", "Version"} <= names or (
             "CUPTI_ACTIVITY_KIND_DRIVER" in names and "StringIds" not in names
         ):
-            raise TraceError(
+            raise OtherDatabase(
                 f"{name} is an nvprof or Visual Profiler database",
                 hint="capture with Nsight Systems: streamlint reads nsys exports",
             )
         if "StringIds" not in names and not any(n.startswith("CUPTI_") for n in names):
-            raise TraceError(
+            raise OtherDatabase(
                 f"{name} is a SQLite database but not an nsys export",
                 hint="make one with: nsys export --type sqlite REPORT.nsys-rep",
             )
