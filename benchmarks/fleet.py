@@ -33,7 +33,7 @@ from streamlint.sources import Source
 ROOT = Path(__file__).parents[1]
 SAMPLES = ("legacy", "legacy_fix", "pageable", "pinned", "devsync", "ptds")
 LIMIT_S = 0.010
-ROUND = 100
+ROUND = 50
 
 Way = Callable[[list[Source]], Iterator[tuple[int, many.Outcome]]]
 

@@ -69,13 +69,18 @@ def judge_remotely(
     """Judge one trace as part of a cluster, unless its mark is found there."""
     if version != __version__:
         return __version__, None
-    from distributed import Event
+    from distributed import Event, get_client
 
-    judging = Event(mark)
-    if judging.is_set():
-        judging.clear()
+    client = get_client()
+    judging = Event(mark, client)
+
+    async def found_or_left() -> bool:
+        found: bool = await judging.is_set()
+        await (judging.clear() if found else judging.set())
+        return found
+
+    if client.sync(found_or_left):
         return __version__, None
-    judging.set()
     outcome: Outcome
     if source.is_url or Path(source.named).exists():
         outcome = outcome_of(pickle.loads(judge), source)
@@ -84,9 +89,9 @@ def judge_remotely(
             f"{source.named} does not exist where a worker looked for it",
             hint="name files in a folder that all workers share, or URLs",
         )
-    answer = pickle.dumps(outcome)
-    judging.clear()
-    return __version__, answer
+    if client.loop is not None:  # always there on a worker
+        client.loop.add_callback(judging.clear)  # nobody waits for it
+    return __version__, pickle.dumps(outcome)
 
 
 class _Cluster:
