@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -150,8 +150,7 @@ def _too_large(trace: Trace, region: Region, kernels: pl.DataFrame) -> Finding:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Together:
+class _Together(NamedTuple):
     """Kernels that ran while the windows of all asked for too much.
 
     ``demand`` and ``set_aside`` are those of the greatest excess.

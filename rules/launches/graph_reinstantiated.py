@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -123,8 +123,7 @@ def graph_reinstantiated(trace: Trace) -> Outcome:
     return findings or unable or []
 
 
-@dataclass(frozen=True, slots=True)
-class _Churn:
+class _Churn(NamedTuple):
     """Calls that a kept executable graph doesn't need, or not for so long.
 
     ``made`` are the instantiations, of graphs of ``nodes``, and ``first`` the first

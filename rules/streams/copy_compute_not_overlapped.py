@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 import polars as pl
 
@@ -123,8 +123,7 @@ def copy_compute_not_overlapped(trace: Trace) -> Outcome:
     return findings or unable or []
 
 
-@dataclass(frozen=True, slots=True)
-class _Chain:
+class _Chain(NamedTuple):
     """Copies and kernels of one stream that take turns.
 
     ``ops`` has them with ``lane`` ("HtoD", "compute", "DtoH"); ``lanes`` are those

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -116,8 +116,7 @@ def _unknown_gpu(kernels: pl.DataFrame) -> NotAssessed | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Turns:
+class _Turns(NamedTuple):
     """Contexts that take turns: the time contended for, and what that costs at most.
 
     ``held`` has the kernels that were kept waiting or suspended, with ready_ns and

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -102,8 +102,7 @@ def legacy_null_stream_barrier(trace: Trace) -> Outcome:
     return findings or unable or []
 
 
-@dataclass(frozen=True, slots=True)
-class _Holds:
+class _Holds(NamedTuple):
     """Operations that the barrier held back; one entry a hold.
 
     ``rows`` index the operations; ``starts`` and ``ends`` are the waiting times;

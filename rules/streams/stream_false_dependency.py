@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -92,8 +92,7 @@ def stream_false_dependency(trace: Trace) -> Outcome:
     return findings
 
 
-@dataclass(frozen=True, slots=True)
-class _Holds:
+class _Holds(NamedTuple):
     """Operations held by their queue: rows of the graph, and from when until when.
 
     ``context`` has the rows of all operations of the context.
