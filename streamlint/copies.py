@@ -176,14 +176,10 @@ def _pinned_rates(trace: Trace) -> pl.DataFrame:
     large = host.filter(
         (pl.col("host_kind") == "pinned") & (pl.col("size_bytes") >= LARGE_BYTES)
     )
+    rates = pl.col("size_bytes") / (pl.col("end_ns") - pl.col("start_ns")).clip(1)
     seen = (
-        large.with_columns(
-            (
-                pl.col("size_bytes") / (pl.col("end_ns") - pl.col("start_ns")).clip(1)
-            ).alias("rate")
-        )
-        .group_by(*key, "direction")
-        .agg(pl.col("rate").median(), pl.len().alias("samples"))
+        large.group_by(*key, "direction")
+        .agg(rates.median().alias("rate"), pl.len().alias("samples"))
         .filter(pl.col("samples") >= MIN_SAMPLES)
     )
     devices = trace.gpu_ops.select(*key, "gpu_id").unique()

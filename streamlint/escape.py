@@ -15,14 +15,12 @@ _SOME_HOME = re.compile(HOME_SIGN)
 _PART = r"""[^/\\\s"'<>|:;,()\[\]{}]"""
 # Windows has names with spaces; elsewhere a space may end the path.
 _USER = rf"(?:{_PART}(?:{_PART}| ){{0,60}}(?=\\)|{_PART}+)"
-_HOME = re.compile(
-    r"(?<![^\s\"'=:(\[{<>|;,])(?:[A-Z]:)?[/\\]+(?:homes?|users)[/\\]+"
-    rf"{_USER}|(?<![\w/\\~.-])~[\w.-]+(?=[/\\])",
-    re.IGNORECASE,
+# Texts, which `re` compiles when first needed: most traces have no home folder.
+_HOME = (
+    r"(?i)(?<![^\s\"'=:(\[{<>|;,])(?:[A-Z]:)?[/\\]+(?:homes?|users)[/\\]+"
+    rf"{_USER}|(?<![\w/\\~.-])~[\w.-]+(?=[/\\])"
 )
-_DEEP_HOME = re.compile(
-    rf"(?<=[/\\])((?:homes?|users)[/\\]+){_USER}(?=[/\\])", re.IGNORECASE
-)
+_DEEP_HOME = rf"(?i)(?<=[/\\])((?:homes?|users)[/\\]+){_USER}(?=[/\\])"
 
 
 def without_home(text: str) -> str:
@@ -33,7 +31,7 @@ def without_home(text: str) -> str:
     """
     if not _SOME_HOME.search(text):
         return text
-    return _DEEP_HOME.sub(r"\1~", _HOME.sub("~", text))
+    return re.sub(_DEEP_HOME, r"\1~", re.sub(_HOME, "~", text))
 
 
 def printable(text: str, limit: int | None = None) -> str:

@@ -91,10 +91,12 @@ def _without_profiler(trace: Trace, replay: Replay, pid: int) -> list[Change]:
     """Host time less what the profiler took of it, in its own words."""
     graph = replay.graph
     rows = of_process(trace.profiler_overhead, pid)
+    made = dict(groups(of_process(graph.calls, pid), "tid")) if rows.height else {}
     changes: list[Change] = []
-    for (tid,), overhead in groups(rows, "tid"):
-        calls = graph.calls.filter((pl.col("pid") == pid) & (pl.col("tid") == tid))
-        index = column(calls, "call_index")
+    for tid, overhead in groups(rows, "tid"):
+        if tid not in made:
+            continue
+        index = column(made[tid], "call_index")
         busy = union(column(overhead, "start_ns"), column(overhead, "end_ns"))
         start, end = graph.call_first[index], graph.call_end[index]
         within = graph.call_duration[index] - busy.overlap_ns(start, end)

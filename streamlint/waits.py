@@ -109,7 +109,9 @@ def device_busy(trace: Trace) -> dict[tuple[int, int], Intervals]:
 
 
 def _device_busy(trace: Trace) -> dict[tuple[int, int], Intervals]:
-    ops = trace.gpu_ops.filter(pl.col("device_id").is_not_null())
+    ops = trace.gpu_ops
+    if ops["device_id"].null_count():
+        ops = ops.drop_nulls("device_id")
     start, end = column(ops, "start_ns"), column(ops, "end_ns")
     pids, devices = column(ops, "pid"), column(ops, "device_id")
     gpus = ops["gpu_id"].fill_null(-1).to_numpy()

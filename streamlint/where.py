@@ -45,14 +45,15 @@ def locate(
     names = [name for of, name in trace.processes.iter_rows() if of == pid]
     kernels: tuple[str, ...] = ()
     if ops is not None:
-        longest = (
-            ops.filter(pl.col("kind") == "kernel")
-            .group_by("name")
-            .agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("total"))
-            .sort("total", "name", descending=[True, False])
-            .head(_MAX_NAMES)
-        )
-        kernels = tuple(longest["name"])
+        ran = ops.filter(pl.col("kind") == "kernel")
+        if ran.height:
+            longest = (
+                ran.group_by("name")
+                .agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("total"))
+                .sort("total", "name", descending=[True, False])
+                .head(_MAX_NAMES)
+            )
+            kernels = tuple(longest["name"])
     source, stack = _frames(trace, calls)
     return Where(
         pid=pid,

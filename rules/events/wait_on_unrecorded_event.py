@@ -59,6 +59,8 @@ def wait_on_unrecorded_event(trace: Trace) -> Outcome:
             "record and export with nsys 2025.1 or newer",
         )
     empty = waits.filter(pl.col("event_sync_id") == 0)
+    if not empty.height:
+        return []
     found = waits.filter(pl.col("event_sync_id") > 0)
     empty = empty.join(found, on=["pid", "event_id"], how="anti")
     empty = _outside_captures(trace, empty)

@@ -81,7 +81,10 @@ def pdl_candidate(trace: Trace) -> Outcome:
     for pid, region in regions(trace).items():
         if launches_block(trace, pid):
             continue
-        pairs = _pairs(in_issue_order(trace, pid), can).filter(region.holds())
+        pairs = _pairs(in_issue_order(trace, pid), can)
+        if pairs.height < trace.limit(MIN_PAIRS):
+            continue
+        pairs = pairs.filter(region.holds())
         pairs = pairs.filter(pl.len().over("stream_id") >= trace.limit(MIN_PAIRS))
         if pairs.filter(unknown).height:
             unable = NotAssessed(

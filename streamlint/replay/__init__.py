@@ -35,6 +35,7 @@ class Replay:
     def __init__(self, graph: Graph) -> None:
         """Wrap a built graph."""
         self.graph = graph
+        self._in_region: dict[Region, Bools] = {}
 
     def run(self, changes: Iterable[Change] = ()) -> Schedule:
         """The schedule with the changes made; without any, the recorded one exactly.
@@ -121,11 +122,12 @@ class Replay:
         return np.flatnonzero(chosen)
 
     def _inside(self, region: Region) -> Bools:
-        rows = self.graph.ops.select(
-            region.holds() & (pl.col("kind") != "record")
-        ).to_series()
-        inside: Bools = rows.to_numpy()
-        return inside
+        if region not in self._in_region:
+            rows = self.graph.ops.select(
+                region.holds() & (pl.col("kind") != "record")
+            ).to_series()
+            self._in_region[region] = rows.to_numpy()
+        return self._in_region[region]
 
 
 def replay_of(trace: Trace) -> Replay:

@@ -835,6 +835,8 @@ class Trace:
     @cached_property
     def _nvtx(self) -> pl.DataFrame:
         events = self._frame("nvtx_events").with_columns(*_split("global_tid"))
+        if not events.height:
+            return events.with_columns(pl.lit(None, pl.String).alias("domain"))
         domains = (
             events.filter(pl.col("event_type") == NVTX_DOMAIN)
             .select(
