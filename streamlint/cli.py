@@ -17,7 +17,7 @@ from dataclasses import replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NoReturn
 
 import typer
 from typer.main import get_command_name
@@ -118,6 +118,10 @@ _NEEDS_A_TRACE = (OutputFormat.TEXT, OutputFormat.JSON)
 """Formats that say nothing without one; the others tell a machine what failed."""
 
 
+_ONE_FILE = (OutputFormat.PERFETTO,)
+"""Formats that are no text."""
+
+
 class DiffFormat(str, Enum):
     """What `diff` writes."""
 
@@ -142,6 +146,32 @@ class Color(str, Enum):
     AUTO = "auto"
     ALWAYS = "always"
     NEVER = "never"
+
+
+def _rule_names(incomplete: str) -> list[tuple[str, str]]:
+    """Rules that begin so, for a shell to complete."""
+    from streamlint.registry import all_rules
+
+    return [
+        (rule.name, rule.summary)
+        for rule in all_rules()
+        if rule.name.startswith(incomplete)
+    ]
+
+
+def _selectors(incomplete: str) -> list[tuple[str, str]]:
+    """Rules and families that continue a comma-separated list."""
+    from streamlint.registry import all_rules
+
+    before, comma, last = incomplete.rpartition(",")
+    families = dict.fromkeys(rule.family for rule in all_rules())
+    known = [(family, f"all rules of {family}") for family in families]
+    known += _rule_names("")
+    return [
+        (f"{before}{comma}{name}", words)
+        for name, words in known
+        if name.startswith(last)
+    ]
 
 
 def main() -> None:
@@ -230,12 +260,12 @@ def _options(
 @app.command()
 def lint(
     traces: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="TRACE...",
             help="Exports (.sqlite, parquetdir), reports (.nsys-rep), folders of them.",
         ),
-    ],
+    ] = None,
     output_format: Annotated[
         OutputFormat, typer.Option("--format", help="What to write.")
     ] = OutputFormat.TEXT,
@@ -243,13 +273,17 @@ def lint(
     select: Annotated[
         list[str] | None,
         typer.Option(
+            autocompletion=_selectors,
             help="Only these rules or families (comma-separated, repeatable), "
-            "whatever the configuration selects and ignores."
+            "whatever the configuration selects and ignores.",
         ),
     ] = None,
     ignore: Annotated[
         list[str] | None,
-        typer.Option(help="Not these rules or families (comma-separated, repeatable)."),
+        typer.Option(
+            autocompletion=_selectors,
+            help="Not these rules or families (comma-separated, repeatable).",
+        ),
     ] = None,
     fail_on: Annotated[
         FailOn | None,
@@ -362,6 +396,13 @@ def lint(
             help="Finds ranks in the names of traces: groups named rank and host.",
         ),
     ] = None,
+    watch: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Judge each trace that is written into this folder, until Ctrl-C.",
+        ),
+    ] = None,
     config: _ConfigOption = None,
     isolated: _IsolatedOption = False,
     color: Annotated[Color, typer.Option(help="Colour the text.")] = Color.AUTO,
@@ -369,6 +410,22 @@ def lint(
     plotlyjs: Annotated[str, typer.Option(help=_PLOTLYJS_HELP)] = "inline",
 ) -> None:
     """Judge traces by every rule."""
+    if watch is not None:
+        given = {name: value for name, value in locals().items() if name != "watch"}
+        written = (output, html, write_baseline)
+        if traces or any(path for path in written) or output_format in _ONE_FILE:
+            raise UsageError(
+                "--watch takes no TRACE and writes no file",
+                hint="say only how to judge and print what lands in the folder",
+            )
+        _watch(
+            watch, lambda path: lint(**{**given, "traces": [str(path)]}), quiet=quiet
+        )
+    if not traces:
+        raise UsageError(
+            "no trace is named",
+            hint="name some: streamlint lint run.sqlite; or a folder to --watch",
+        )
     from streamlint.sources import no_traces, opened, sources_of
 
     sources = sources_of(traces)
@@ -439,7 +496,7 @@ def lint(
             sources=tree,
             show_suppressed=show_suppressed,
             detail=detail,
-            brief=brief and not verbose,
+            brief=brief and detail is Detail.NORMAL,
         )
 
     if alone:
@@ -470,9 +527,10 @@ def lint(
 
         def show(report: Report) -> None:
             nonlocal first
-            if streamed:
-                _write(text.piece(report, view_of(None), first=first), None)
-            first = False
+            piece = text.piece(report, view_of(None), first=first) if streamed else ""
+            if piece:
+                _write(piece, None)
+                first = False
 
         how = _How(jobs, scheduler, known, on_stdout=streamed)
         outcomes = _judged(judge, sources, how, show)
@@ -486,20 +544,24 @@ def lint(
     for report in reports:
         for _, crash in report.crashed:
             _show_traceback(crash.traceback)
-    _tell_uses(reports)
-    _tell_notes(reports)
+    if not quiet:
+        _tell_uses(reports)
+        _tell_notes(reports)
     for wanted, file in outputs:
         view = view_of(file)._replace(fleet=None if alone else whole)
         if wanted is OutputFormat.PERFETTO:
             if reports:
                 _write(timeline, file)
         elif wanted is OutputFormat.TEXT and file is None and streamed:
-            if reports:
+            if reports and not quiet:
                 _write(text.ending(reports, view), None)
         elif reports or (failures and wanted not in _NEEDS_A_TRACE):
-            _write(renderer(wanted.value)(reports, failures, view), file)
+            rendered = renderer(wanted.value)(reports, failures, view)
+            if rendered or file is not None:
+                _write(rendered, file)
     code = _exit_code(reports, bool(failures), least, exit_zero=exit_zero)
-    if known is not None and not failures:  # a trace that wasn't read may show it
+    # A trace that wasn't read may show it.
+    if known is not None and not failures and not quiet:
         _tell_gone(known, reports)
     if write_baseline is not None:
         code = _write_baseline(write_baseline, known, reports, code)
@@ -678,13 +740,33 @@ def rules() -> None:
         if rule.family != family:
             family = rule.family
             lines.append(f"{family}:\n")
-        lines.append(f"  {rule.name:<{width}}  {rule.summary}\n")
+        lead = f"  {rule.name:<{width}}  "
+        lines.append(f"{lead}{_under(lead, rule.summary)}\n")
     _write("".join(lines), None)
+
+
+def _under(lead: str, text: str) -> str:
+    """A text for behind ``lead``, wrapped below itself where a terminal is narrow."""
+    if not sys.stdout.isatty():
+        return text
+    import textwrap
+
+    columns = shutil.get_terminal_size().columns
+    margin = len(lead) if columns - len(lead) >= 30 else 4
+    lines = textwrap.wrap(text, max(16, columns - margin))
+    separator = f"\n{' ' * margin}"
+    wrapped = separator.join(lines)
+    return wrapped if margin == len(lead) else f"{separator}{wrapped}"
 
 
 @app.command()
 def explain(
-    name: Annotated[str, typer.Argument(metavar="RULE", help="A rule's name.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="RULE", help="A rule's name.", autocompletion=_rule_names
+        ),
+    ],
 ) -> None:
     """Explain a rule: what it finds, why that costs time, and the fix."""
     from streamlint.docs import page
@@ -826,6 +908,32 @@ def show(config: _ConfigOption = None, isolated: _IsolatedOption = False) -> Non
     from streamlint.reporters.config import render
 
     typer.echo(render(_configuration(config, isolated)), nl=False)
+
+
+def _watch(path: Path, judge: Callable[[Path], None], *, quiet: bool) -> NoReturn:
+    """Judge what lands in a folder until a signal ends that."""
+    from streamlint.watch import Folder
+
+    # Else the first trace, if it is small, would leave one thread to all others.
+    os.environ.setdefault("POLARS_MAX_THREADS", str(os.cpu_count() or 1))
+    folder = Folder(path)
+    if not quiet:
+        there = f"{folder.traces} trace{'' if folder.traces == 1 else 's'}"
+        _say(f"watching {path} ({there} there already); Ctrl-C ends it")
+    try:
+        for landed in folder.landed():
+            try:
+                judge(landed)
+            except StreamlintError as error:
+                _show_error(error)
+            except SystemExit as ended:
+                if isinstance(ended.code, int) and ended.code > 128:
+                    raise  # a signal's
+            if not quiet:
+                _write("\n", None)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    raise AssertionError("a watch has no end of its own")
 
 
 def _configuration(
@@ -1175,9 +1283,14 @@ def _exit_code(
 
 
 def _use_color(color: Color, on_screen: bool) -> bool:
-    if color is Color.AUTO:
-        return on_screen and not os.environ.get("NO_COLOR")
-    return color is Color.ALWAYS
+    """NO_COLOR and FORCE_COLOR are as no-color.org and force-color.org say."""
+    if color is not Color.AUTO:
+        return color is Color.ALWAYS
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return on_screen and os.environ.get("TERM") != "dumb"
 
 
 def _width(on_screen: bool) -> int:

@@ -33,7 +33,7 @@ from streamlint.settings import DEFAULTS, WHOLE, Scope, Settings
 from streamlint.steady import regions
 from streamlint.suppression import Gate, Policy, Suppressed, Use
 from streamlint.trace.capture import Capture
-from streamlint.trace.model import Trace
+from streamlint.trace.model import TableRead, Trace
 from streamlint.where import notes
 
 _ALL = Policy()
@@ -85,8 +85,9 @@ class Report(NamedTuple):
 
     ``model`` is None where no cost was replayed, ``baseline`` where none was named;
     ``uses`` says what became of the allowances of the rules that were chosen, ``scope``
-    which part was judged, ``notes`` what could not be had of what was asked for,
-    ``url`` where the trace was fetched, None for a file.
+    which part was judged, ``tables`` how those that were needed came out, ``notes``
+    what could not be had of what was asked for, ``url`` where the trace was fetched,
+    None for a file.
     """
 
     path: Path
@@ -99,6 +100,7 @@ class Report(NamedTuple):
     scope: Scope = WHOLE
     notes: tuple[str, ...] = ()
     url: str | None = None
+    tables: tuple[TableRead, ...] = ()
 
     @property
     def findings(self) -> list[tuple[Rule, Finding]]:
@@ -233,6 +235,7 @@ def lint(
         ),
         scope=settings.scope,
         notes=notes(trace),
+        tables=trace.tables_read,
     )
 
 

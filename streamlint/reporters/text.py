@@ -43,18 +43,29 @@ _BRIEF_CLAIMS = {
     Claim.DIRECT: "takes {}",
 }
 _MAX_NAME = 72
+_MIN_WIDTH = 20
+_NARROW = 60
+_MAX_EVIDENCE = 20
 
 
 def render(reports: Sequence[Report], failures: Sequence[Failure], view: View) -> str:
     """One section a trace and, for several, what they show together."""
     del failures  # the command line names them on stderr
-    parts = [piece(report, view, first=i == 0) for i, report in enumerate(reports)]
-    return "".join(parts) + ending(reports, view)
+    whole = ""
+    for report in reports:
+        whole += piece(report, view, first=not whole)
+    return whole + ending(reports, view)
 
 
 def piece(report: Report, view: View, *, first: bool) -> str:
-    """What to say of one trace: its section, or a line of a brief text."""
+    """What to say of one trace: its section, or a line of a brief text.
+
+    Nothing, when quiet, of a trace without findings.
+    """
     page = Page(view.width)
+    clean = report.assessed_any and not report.crashed
+    if view.detail is Detail.QUIET and clean and not _shown(report, view):
+        return ""
     if view.brief:
         span = report.overview.span_ns
         facts = [] if span is None else [f"GPU span {duration(span)}"]
@@ -68,7 +79,7 @@ def piece(report: Report, view: View, *, first: bool) -> str:
 
 def ending(reports: Sequence[Report], view: View) -> str:
     """What comes after the traces; nothing after a single one."""
-    if view.fleet is None:
+    if view.fleet is None or view.detail is Detail.QUIET:
         return ""
     from streamlint.reporters.fleet import summary
 
@@ -96,24 +107,34 @@ class Page:
 
     def __init__(self, width: int, label_width: int = 6) -> None:
         """``width`` in columns, of which labels take ``label_width``."""
-        self._width = max(40, width)
+        self._width = max(_MIN_WIDTH, width)
+        self._narrow = width < _NARROW
         self._label_width = label_width
         self._lines: list[tuple[str, str, int]] = []
 
     def line(self, text: str = "", style: str = "") -> None:
-        """One line, not wrapped."""
+        """One line; on a narrow page as many as it needs."""
         text = printable(text)
+        margin = " " * (len(text) - len(text.lstrip()))
+        pieces = self._wrapped(text, "", margin) if self._narrow else []
+        for piece in pieces or [text]:
+            self._add(piece, style)
+
+    def _add(self, text: str, style: str) -> None:
         self._lines.append((text, style, len(text)))
 
     def paragraph(self, text: str, style: str = "", *, indent: str = "") -> None:
         """A text that may be longer than a line."""
         for line in self._wrapped(text, indent, indent):
-            self.line(line, style)
+            self._add(line, style)
 
     def field(self, label: str, text: str) -> None:
         """A labelled text, wrapped under itself."""
         lead = f"    {label:<{self._label_width}} "
-        wrapped = self._wrapped(text, lead, " " * len(lead))
+        margin = " " * len(lead)
+        if self._narrow:  # a column of labels would leave none for the text
+            lead, margin = f"  {label} ", "   "
+        wrapped = self._wrapped(text, lead, margin)
         for number, line in enumerate(wrapped or [lead]):
             self._lines.append((line, "dim", 0 if number else len(lead)))
 
@@ -123,8 +144,8 @@ class Page:
             self._width,
             initial_indent=first,
             subsequent_indent=rest,
-            break_long_words=False,
-            break_on_hyphens=False,
+            break_long_words=self._narrow,
+            break_on_hyphens=self._narrow,
         )
 
     def text(self, *, color: bool) -> str:
@@ -137,7 +158,11 @@ class Page:
 
         buffer = io.StringIO()
         console = Console(
-            file=buffer, force_terminal=True, color_system="standard", width=self._width
+            file=buffer,
+            force_terminal=True,
+            color_system="standard",
+            width=self._width,
+            _environ={},  # who asks for colour here has seen to NO_COLOR
         )
         for line, style, styled in self._lines:
             shown = Text(line)
@@ -146,12 +171,20 @@ class Page:
         return buffer.getvalue()
 
 
+def _shown(report: Report, view: View) -> list[tuple[Rule, Finding]]:
+    """The findings to print; when quiet, those that cost something or fail."""
+    if view.detail is not Detail.QUIET:
+        return report.fresh
+    least = max(Severity.LOW, view.fail_on, key=lambda severity: severity.rank)
+    return [pair for pair in report.fresh if pair[1].severity.at_least(least)]
+
+
 def _section(page: Page, report: Report, view: View) -> None:
     page.line(head(report), "bold")
     if report.scope.explicit:
         page.paragraph(f"judged: {_scope(report)}")
     by_severity: dict[Severity, list[tuple[Rule, Finding]]] = {}
-    for rule, finding in report.fresh:
+    for rule, finding in _shown(report, view):
         by_severity.setdefault(finding.severity, []).append((rule, finding))
     for severity, pairs in by_severity.items():
         page.line()
@@ -163,7 +196,8 @@ def _section(page: Page, report: Report, view: View) -> None:
         page.line(f"suppressed ({len(report.suppressed)})", "dim")
         for rule, allowed in report.suppressed:
             _suppressed(page, rule, allowed)
-    if report.not_assessed:
+    quiet = view.detail is Detail.QUIET
+    if report.not_assessed and not quiet:
         not_assessed(page, report.not_assessed)
     for rule, crash in report.crashed:
         page.line()
@@ -171,13 +205,30 @@ def _section(page: Page, report: Report, view: View) -> None:
         page.field(
             "bug", f"{crash.summary}; this is a bug in streamlint, please report it"
         )
+    if view.detail is Detail.VERBOSE:
+        _workings(page, report)
+    if quiet and by_severity:
+        return
     page.line()
-    if report.model is not None:
+    if report.model is not None and not quiet:
         page.paragraph(_model(report.model), "dim")
     known = known_words(report)
     if known:
         page.paragraph(known)
     page.paragraph(verdict(report), "bold")
+
+
+def _workings(page: Page, report: Report) -> None:
+    """Which rules found nothing, and how each table was read."""
+    silent = [j.rule.name for j in report.judgements if j.silent]
+    if silent:
+        page.line()
+        page.line(f"found nothing ({len(silent)})", "green")
+        page.paragraph(", ".join(silent), indent="  ")
+    page.line()
+    page.line(f"tables read ({len(report.tables)})", "dim")
+    for table in report.tables:
+        page.paragraph(f"{table.name}: {printable(table.outcome)}", indent="  ")
 
 
 def head(report: Report) -> str:
@@ -215,7 +266,7 @@ def _finding(
 ) -> None:
     page.line(f"  {rule.name}{grown_words(report, rule, finding)}")
     page.field("what", printable(finding.message))
-    if finding.severity is Severity.INFO:
+    if finding.severity is Severity.INFO and detail is not Detail.VERBOSE:
         return  # costs too little to act on: one look is enough
     page.field("cost", cost_words(finding.cost, finding))
     place = place_words(finding)
@@ -226,11 +277,11 @@ def _finding(
     if detail is Detail.VERBOSE:
         for frame in finding.where.stack:
             page.field("stack", printable(describe(frame), 160))
-    first = finding.evidence[0]
-    when = (
-        f"at {first.start_ns / 1e9:.6f} s for {duration(first.end_ns - first.start_ns)}"
-    )
-    page.field("look", f"{when}: {printable(first.what, 100)}")
+    shown = _MAX_EVIDENCE if detail is Detail.VERBOSE else 1
+    for item in finding.evidence[:shown]:
+        start, length = item.start_ns / 1e9, duration(item.end_ns - item.start_ns)
+        what = printable(item.what, 100)
+        page.field("look", f"at {start:.6f} s for {length}: {what}")
     page.field("fix", finding.fix)
 
 

@@ -43,6 +43,13 @@ from streamlint.trace.tables import (
 _T = TypeVar("_T")
 
 
+class TableRead(NamedTuple):
+    """How a table that was asked for came out: rows and where from, or why not."""
+
+    name: str
+    outcome: str
+
+
 class NativeFrame(NamedTuple):
     """A frame of a native call stack.
 
@@ -124,6 +131,22 @@ class Trace:
     def invalid_rows(self) -> dict[str, int]:
         """Rows without usable times that were dropped, by table loaded so far."""
         return {k: n for k, n in self._file.invalid_rows.items() if n}
+
+    @property
+    def tables_read(self) -> tuple[TableRead, ...]:
+        """All tables that were asked for so far."""
+        read: list[TableRead] = []
+        for name, loaded in sorted(self._loaded.items()):
+            sources = [s for s in TABLES[name].sources if s in self.table_names]
+            if isinstance(loaded, Unavailable):
+                read.append(TableRead(name, loaded.reason))
+                continue
+            rows = f"{loaded.height} row{'' if loaded.height == 1 else 's'}"
+            words = f"{rows} of {sources[0]}" if sources else "not in the export"
+            dropped = self.invalid_rows.get(name)
+            words += f", {dropped} without usable times left out" if dropped else ""
+            read.append(TableRead(name, words))
+        return tuple(read)
 
     def refuse_a_crowd(self) -> None:
         """Raise `TraceError` if far more processes used the GPU than could have.
