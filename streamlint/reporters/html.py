@@ -87,7 +87,7 @@ def _policy(*scripts: str) -> str:
 def _plotly(plotlyjs: str) -> tuple[str, str]:
     """What the policy must allow, and the element that loads plotly.js."""
     # Imported late: half a second that no other report needs.
-    from plotly.offline import (  # type: ignore[import-untyped]
+    from plotly.offline import (
         get_plotlyjs,
         get_plotlyjs_version,
     )

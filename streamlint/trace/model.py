@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import polars as pl
 
 from streamlint.errors import TraceError
+from streamlint.escape import printable, without_home
 from streamlint.findings import NotAssessed
 from streamlint.settings import DEFAULTS, Settings, Threshold
 from streamlint.trace.calls import GPU_WORK, HOST_WAITS, describe_names
@@ -116,6 +117,26 @@ class Trace:
     def close(self) -> None:
         """Release the file; frames already loaded stay usable."""
         self._file.close()
+
+    def __enter__(self) -> Trace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<streamlint.Trace {without_home(str(self.path))}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows; loads no large table."""
+        import html
+
+        words = [without_home(str(self.path))]
+        if self.capture.exporter:
+            words.append(f"nsys {self.capture.exporter}")
+        words += [name for name in self.gpus["name"].unique().sort() if name]
+        shown = " · ".join(html.escape(printable(word, 200)) for word in words)
+        return f"<p><b>Trace</b> {shown}</p>"
 
     @property
     def path(self) -> Path:

@@ -72,6 +72,7 @@ class Connection:
         """Open the file; its schema is not read yet."""
         self._original, self._name = original, name
         self._before: Identity | None = None
+        self._is_closed = False
         try:
             self._before, size = identity(original), path.stat().st_size
         except OSError:
@@ -113,6 +114,7 @@ class Connection:
     def close(self) -> None:
         """Release the file."""
         self._db.close()
+        self._is_closed = True
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -121,6 +123,10 @@ class Connection:
         So does a file that was changed since it was opened: nothing that was read of
         it is then used.
         """
+        if self._is_closed:
+            raise TraceError(
+                f"{self._name} is closed", hint="read a trace before it is closed"
+            )
         self._entered, self._bytes = time.thread_time(), 0
         try:
             yield
