@@ -19,6 +19,7 @@ from streamlint.engine import lint as lint_trace
 from streamlint.errors import (
     BaselineError,
     ConfigError,
+    RuleError,
     StreamlintError,
     TraceError,
     UsageError,
@@ -36,7 +37,6 @@ from streamlint.findings import (
     Where,
 )
 from streamlint.overview import Overview
-from streamlint.registry import select as select_rules
 from streamlint.rule import Rule
 from streamlint.settings import Scope
 from streamlint.suppression import Suppressed
@@ -60,6 +60,7 @@ __all__ = [
     "NotAssessed",
     "Result",
     "Rule",
+    "RuleError",
     "Scope",
     "Severity",
     "StreamlintError",
@@ -271,6 +272,7 @@ def lint(
     baseline: str | os.PathLike[str] | None = None,
     baseline_tolerance: float | None = None,
     scope: Scope | None = None,
+    rules_dir: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
 ) -> Result:
     """Judge ``trace`` as `streamlint lint` does.
 
@@ -279,15 +281,19 @@ def lint(
     unlike the command line, nothing is read that isn't named. ``baseline`` is a file
     of known findings, ``baseline_tolerance`` how much dearer they may be (0.1: 10 %).
     ``scope`` is the part of the trace to judge, instead of the configuration's.
+    ``rules_dir`` names folders with more rules, whose code is run. Rules that can't be
+    loaded are left out.
 
     Raises `UsageError` for a name that is no rule or family, `ConfigError` and
-    `BaselineError` for files that can't be read as such, and `TraceError` where the
-    trace can't be read further.
+    `BaselineError` for files that can't be read as such, `RuleError` for a named rule
+    that can't be loaded, and `TraceError` where the trace can't be read further.
     """
-    held = Config() if config is None else load(Path(), Path(config))
-    chosen, left_out = _names(select), _names(ignore)
-    if not chosen:
-        chosen, left_out = [*held.select], [*held.ignore, *left_out]
+    folders = [rules_dir] if isinstance(rules_dir, str | os.PathLike) else rules_dir
+    paths = [Path(folder).resolve() for folder in folders]
+    if config is None:
+        held = Config(rules_dir=tuple(paths))
+    else:
+        held = load(Path(), Path(config), paths)
     tolerance = baseline_tolerance
     if tolerance is None:
         tolerance = held.baseline_tolerance
@@ -297,10 +303,11 @@ def lint(
         settings = replace(settings, scope=scope)
     report = lint_trace(
         trace,
-        select_rules(chosen, left_out),
+        held.chosen(_names(select), _names(ignore)),
         with_model=True,
         settings=settings,
         policy=held.policy,
+        known=held.catalog.names,
     )
     return Result(trace, report._replace(baseline=known or None))
 

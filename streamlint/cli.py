@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from streamlint.engine import Report
     from streamlint.findings import Severity
     from streamlint.many import Judge, Outcome
+    from streamlint.registry import Catalog
     from streamlint.reporters import View
     from streamlint.settings import Scope, Settings
     from streamlint.sources import Source
@@ -61,6 +62,14 @@ _ConfigOption = Annotated[
 ]
 _IsolatedOption = Annotated[
     bool, typer.Option("--isolated", help="Use no configuration file.")
+]
+_RulesDirOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--rules-dir",
+        metavar="DIR",
+        help="Use the rules in this folder too; runs their code (repeatable).",
+    ),
 ]
 _OutputOption = Annotated[
     list[str] | None,
@@ -403,6 +412,7 @@ def lint(
             help="Judge each trace that is written into this folder, until Ctrl-C.",
         ),
     ] = None,
+    rules_dir: _RulesDirOption = None,
     config: _ConfigOption = None,
     isolated: _IsolatedOption = False,
     color: Annotated[Color, typer.Option(help="Colour the text.")] = Color.AUTO,
@@ -433,20 +443,16 @@ def lint(
         from streamlint.engine import Report
         from streamlint.engine import lint as lint_trace
         from streamlint.findings import Severity
-        from streamlint.registry import select as select_rules
         from streamlint.reporters import Detail, View, renderer
         from streamlint.reporters.places import SourceTree
 
-        held = _configuration(config, isolated, min_saving)
+        held = _configuration(config, isolated, rules_dir, min_saving)
         pairs = [*_pairs("--path-map", path_map), *held.path_map]
         pairs.sort(key=lambda pair: -len(pair[0]))
         held = replace(held, path_map=tuple(pairs))
         scope = _scope(held.scope, nvtx, time, process, device, steady_state)
         held = replace(held, scope=scope)
-        chosen, left_out = _names(select), _names(ignore)
-        if not chosen:
-            chosen, left_out = [*held.select], [*held.ignore, *left_out]
-        rules = select_rules(chosen, left_out)
+        rules = held.chosen(_names(select), _names(ignore))
     if not rules:
         raise UsageError(
             "--select and --ignore leave no rule"
@@ -481,6 +487,7 @@ def lint(
         with_model=with_model or (html is not None and alone),
         settings=settings,
         policy=held.policy,
+        known=held.catalog.names,
     )
     tree, brief = SourceTree.around(Path.cwd()), len(sources) >= _BRIEF_FROM
     timeline = b""
@@ -582,6 +589,7 @@ def report(
     ] = Path("report.html"),
     plotlyjs: Annotated[str, typer.Option(help=_PLOTLYJS_HELP)] = "inline",
     symbols: _SymbolsOption = None,
+    rules_dir: _RulesDirOption = None,
     config: _ConfigOption = None,
     isolated: _IsolatedOption = False,
 ) -> None:
@@ -593,7 +601,7 @@ def report(
 
     _not_a_trace("--output", output)
     sources = sources_of(traces)
-    held = _configuration(config, isolated)
+    held = _configuration(config, isolated, rules_dir)
     settings = _with_symbols(held.settings, symbols)
     judge = partial(
         lint_trace,
@@ -663,6 +671,7 @@ def diff(
     exit_zero: Annotated[
         bool, typer.Option("--exit-zero", help="Exit with 0 in spite of findings.")
     ] = False,
+    rules_dir: _RulesDirOption = None,
     config: _ConfigOption = None,
     isolated: _IsolatedOption = False,
     color: Annotated[Color, typer.Option(help="Colour the text.")] = Color.AUTO,
@@ -674,7 +683,7 @@ def diff(
     from streamlint.reporters.diff import renderer
 
     _not_a_trace("--output", output)
-    held = _configuration(config, isolated)
+    held = _configuration(config, isolated, rules_dir)
     share = held.baseline_tolerance
     if tolerance is not None:
         share = _tolerance("--tolerance", tolerance)
@@ -700,10 +709,9 @@ def _side(path: Path, held: Config) -> Side:
     results = stored(path)
     if results is None:
         from streamlint.engine import lint as lint_trace
-        from streamlint.registry import select as select_rules
         from streamlint.suppression import NO_SAVING
 
-        rules = select_rules([*held.select], [*held.ignore])
+        rules = held.chosen()
         # What falls below min-saving has shrunk; it isn't gone.
         policy = replace(held, min_saving=NO_SAVING).policy
         with _opened(path) as trace, _progress(path.name) as told:
@@ -728,11 +736,15 @@ def _side(path: Path, held: Config) -> Side:
 
 
 @app.command()
-def rules() -> None:
-    """List every rule with its family and what it finds."""
-    from streamlint.registry import all_rules
+def rules(
+    rules_dir: _RulesDirOption = None,
+    config: _ConfigOption = None,
+    isolated: _IsolatedOption = False,
+) -> None:
+    """List every rule with its family, what it finds, and who brings it."""
+    from streamlint.rule import BUILT_IN
 
-    found = all_rules()
+    found = _catalog(config, isolated, rules_dir).rules
     width = max(len(rule.name) for rule in found)
     family = None
     lines: list[str] = []
@@ -742,6 +754,8 @@ def rules() -> None:
             lines.append(f"{family}:\n")
         lead = f"  {rule.name:<{width}}  "
         lines.append(f"{lead}{_under(lead, rule.summary)}\n")
+        if rule.origin != BUILT_IN:
+            lines.append(f"  {'':<{width}}  from {printable(rule.origin)}\n")
     _write("".join(lines), None)
 
 
@@ -767,12 +781,40 @@ def explain(
             metavar="RULE", help="A rule's name.", autocompletion=_rule_names
         ),
     ],
+    rules_dir: _RulesDirOption = None,
+    config: _ConfigOption = None,
+    isolated: _IsolatedOption = False,
 ) -> None:
     """Explain a rule: what it finds, why that costs time, and the fix."""
     from streamlint.docs import page
-    from streamlint.registry import find
 
-    _write(page(find(name)), None)
+    _write(page(_catalog(config, isolated, rules_dir).find(name)), None)
+
+
+@app.command()
+def new_rule(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="What is wrong, as in small-copies.")
+    ],
+    family: Annotated[
+        str | None, typer.Option(metavar="FAMILY", help="The family that it is of.")
+    ] = None,
+    rules_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--rules-dir",
+            metavar="DIR",
+            help="Write a loose file and its test there, not into a checkout.",
+        ),
+    ] = None,
+) -> None:
+    """Write a new rule that works, its test and, in a checkout, its two programs."""
+    from streamlint.registry import catalog
+    from streamlint.scaffold import new_rule as write_rule
+
+    folders = (rules_dir.resolve(),) if rules_dir and rules_dir.is_dir() else ()
+    files = write_rule(name, family, rules_dir, Path.cwd(), catalog(folders))
+    _write("".join(f"wrote {os.path.relpath(file)}\n" for file in files), None)
 
 
 @app.command()
@@ -780,18 +822,18 @@ def info(
     trace: Annotated[
         Path, typer.Argument(metavar="TRACE", help="A .sqlite export or .nsys-rep.")
     ],
+    rules_dir: _RulesDirOption = None,
     config: _ConfigOption = None,
     isolated: _IsolatedOption = False,
 ) -> None:
     """Show what a trace holds, and what can and cannot be judged from it."""
     from streamlint.engine import lint as lint_trace
-    from streamlint.registry import all_rules
     from streamlint.reporters.info import render
 
-    settings = _configuration(config, isolated).settings
+    held = _configuration(config, isolated, rules_dir)
     with _opened(trace) as opened, _progress(trace.name) as told:
         report = lint_trace(
-            opened, all_rules(), told, with_model=True, settings=settings
+            opened, held.catalog.rules, told, with_model=True, settings=held.settings
         )
         text = render(opened, report, _width(sys.stdout.isatty()))
     _write(text, None)
@@ -824,6 +866,7 @@ def profile(
         bool, typer.Option("--exit-zero", help="Exit with 0 in spite of findings.")
     ] = False,
     html: _HtmlOption = None,
+    rules_dir: _RulesDirOption = None,
     config: _ConfigOption = None,
     isolated: _IsolatedOption = False,
 ) -> None:
@@ -845,6 +888,7 @@ def profile(
                 output,
                 exit_zero=exit_zero,
                 html=html,
+                rules_dir=rules_dir,
                 config=config,
                 isolated=isolated,
             )
@@ -903,11 +947,15 @@ def redact(
 
 
 @config_app.command()
-def show(config: _ConfigOption = None, isolated: _IsolatedOption = False) -> None:
+def show(
+    rules_dir: _RulesDirOption = None,
+    config: _ConfigOption = None,
+    isolated: _IsolatedOption = False,
+) -> None:
     """Print every setting that holds here, and where it comes from, as TOML."""
     from streamlint.reporters.config import render
 
-    typer.echo(render(_configuration(config, isolated)), nl=False)
+    typer.echo(render(_configuration(config, isolated, rules_dir)), nl=False)
 
 
 def _watch(path: Path, judge: Callable[[Path], None], *, quiet: bool) -> NoReturn:
@@ -936,18 +984,48 @@ def _watch(path: Path, judge: Callable[[Path], None], *, quiet: bool) -> NoRetur
     raise AssertionError("a watch has no end of its own")
 
 
-def _configuration(
-    named: Path | None, isolated: bool, min_saving: str | None = None
-) -> Config:
-    """The file's configuration with what the command line says instead."""
-    from streamlint.config import SAVING_FORM, Config, load, saving_of
+def _catalog(
+    named: Path | None, isolated: bool, rules_dir: list[Path] | None
+) -> Catalog:
+    """All rules at hand, whatever else the configuration says."""
+    from streamlint.config import Config, rules_dirs
 
+    _one_of(named, isolated)
+    folders = [path.resolve() for path in rules_dir or ()]
+    folders += () if isolated else rules_dirs(Path.cwd(), named)
+    return _told(Config(rules_dir=tuple(folders)).catalog)
+
+
+def _told(catalog: Catalog) -> Catalog:
+    """Warn of rules that can't be used."""
+    for broken in catalog.broken:
+        _say(f"warning: {broken.origin} is skipped: {broken.reason}")
+    return catalog
+
+
+def _one_of(named: Path | None, isolated: bool) -> None:
     if isolated and named is not None:
         raise UsageError(
             "--config names a file and --isolated says to use none",
             hint="leave one of them out",
         )
-    held = Config() if isolated else load(Path.cwd(), named)
+
+
+def _configuration(
+    named: Path | None,
+    isolated: bool,
+    rules_dir: list[Path] | None,
+    min_saving: str | None = None,
+) -> Config:
+    """The file's configuration with what the command line says instead."""
+    from streamlint.config import SAVING_FORM, Config, load, saving_of
+
+    _one_of(named, isolated)
+    if isolated:
+        held = Config(rules_dir=tuple(path.resolve() for path in rules_dir or ()))
+    else:
+        held = load(Path.cwd(), named, rules_dir or ())
+    _told(held.catalog)
     if min_saving is None:
         return held
     saving = saving_of(min_saving)

@@ -83,7 +83,10 @@ def judge_remotely(
         return __version__, None
     outcome: Outcome
     if source.is_url or Path(source.named).exists():
-        outcome = outcome_of(pickle.loads(judge), source)
+        try:
+            outcome = outcome_of(pickle.loads(judge), source)
+        except StreamlintError as error:  # a rule that this machine lacks
+            outcome = error
     else:
         outcome = TraceError(
             f"{source.named} does not exist where a worker looked for it",

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
@@ -21,7 +21,7 @@ from streamlint.baseline import DEFAULT_TOLERANCE, parse_tolerance
 from streamlint.errors import ConfigError
 from streamlint.escape import without_home
 from streamlint.findings import Severity
-from streamlint.registry import all_rules, near
+from streamlint.registry import Catalog, catalog
 from streamlint.rule import Rule
 from streamlint.settings import WHOLE, Scope, Settings, Threshold
 from streamlint.suppression import MATCHERS, NO_SAVING, Allowance, Policy, Saving
@@ -37,6 +37,7 @@ class Config:
     ``path`` is the file, None without one; ``given`` has the keys that it sets
     ("fail-on", "rules.busy-poll.min-queries"), the others are defaults. ``path_map``
     has pairs of what recorded source paths begin with and what to put there.
+    ``rules_dir`` are folders with more rules.
     """
 
     path: Path | None = None
@@ -49,6 +50,7 @@ class Config:
     limits: Mapping[Threshold[Any], int | float] = field(default_factory=dict)
     allowances: tuple[Allowance, ...] = ()
     scope: Scope = WHOLE
+    rules_dir: tuple[Path, ...] = ()
     given: frozenset[str] = frozenset()
 
     @property
@@ -57,6 +59,22 @@ class Config:
         if self.path is None:
             return "default"
         return _shown(self.path)
+
+    @property
+    def catalog(self) -> Catalog:
+        """All rules at hand; raises `RuleError`."""
+        return catalog(self.rules_dir)
+
+    def chosen(
+        self, select: Sequence[str] = (), ignore: Sequence[str] = ()
+    ) -> tuple[Rule, ...]:
+        """The rules to judge by, where ``select`` comes before the file.
+
+        Raises `UsageError` and `RuleError` as `Catalog.select` does.
+        """
+        if not select:
+            select, ignore = self.select, (*self.ignore, *ignore)
+        return self.catalog.select(select, ignore)
 
     @property
     def settings(self) -> Settings:
@@ -69,11 +87,31 @@ class Config:
         return Policy(self.min_saving, self.path_map, self.allowances)
 
 
-def load(folder: Path, named: Path | None = None) -> Config:
+def load(
+    folder: Path, named: Path | None = None, rules_dir: Sequence[Path] = ()
+) -> Config:
     """The configuration that holds in ``folder``, or that of the file ``named``.
 
-    Raises `ConfigError` where the file can't be read or isn't understood.
+    Rules of ``rules_dir`` may be named in it. Raises `ConfigError` where the file
+    can't be read or isn't understood, `RuleError` where rules can't be loaded.
     """
+    found = _nearest(folder, named)
+    rules_dir = tuple(path.resolve() for path in rules_dir)
+    if found is None:
+        return Config(rules_dir=rules_dir)
+    return _read(*found, rules_dir)
+
+
+def rules_dirs(folder: Path, named: Path | None = None) -> tuple[Path, ...]:
+    """The folders with more rules that such a file names; all else is not checked."""
+    found = _nearest(folder, named)
+    if found is None or "rules-dir" not in found[1]:
+        return ()
+    path, table = found
+    return _rules_dir(_Reader(path), Config(path), table["rules-dir"]).rules_dir
+
+
+def _nearest(folder: Path, named: Path | None) -> tuple[Path, dict[str, Any]] | None:
     if named is not None:
         table = _table(named, named.name == PROJECT_FILE)
         if table is None:
@@ -81,7 +119,7 @@ def load(folder: Path, named: Path | None = None) -> Config:
                 f"{_shown(named)} has no table tool.streamlint",
                 hint="add [tool.streamlint], or name a streamlint.toml",
             )
-        return _read(named, table)
+        return named, table
     folder = folder.resolve()
     for here in (folder, *folder.parents):
         for name in (OWN_FILE, PROJECT_FILE):
@@ -89,8 +127,8 @@ def load(folder: Path, named: Path | None = None) -> Config:
             if path.is_file():
                 table = _table(path, name == PROJECT_FILE)
                 if table is not None:
-                    return _read(path, table)
-    return Config()
+                    return path, table
+    return None
 
 
 def _shown(path: Path) -> str:
@@ -147,6 +185,7 @@ class _Reader:
 
     def __init__(self, path: Path) -> None:
         self._shown = _shown(path)
+        self.catalog = Catalog(())
 
     def wrong(self, key: str, value: object, expected: str) -> ConfigError:
         text = str(value) if isinstance(value, int | float | bool) else f'"{value}"'
@@ -178,15 +217,14 @@ class _Reader:
         expected = 'a list of rules and families, such as ["sync", "busy-poll"]'
         if not isinstance(value, list):
             raise self.wrong(key, value, expected)
-        known = {rule.name for rule in all_rules()}
-        known |= {rule.family for rule in all_rules()}
+        known = self.catalog.names | self.catalog.hidden
         for name in value:
             if not isinstance(name, str):
                 raise self.wrong(key, name, expected)
             if name not in known:
                 raise ConfigError(
                     f"{self._shown}: {key} names {name}, no rule or family",
-                    hint=near(name),
+                    hint=self.catalog.near(name),
                 )
         return tuple(value)
 
@@ -215,13 +253,16 @@ class _Reader:
             expected = "the last day on which it holds, such as 2027-01-31"
             raise self.wrong(key, value, expected) from None
 
-    def rule(self, key: str, value: object) -> Rule:
+    def rule(self, key: str, value: object) -> Rule | None:
+        """The rule of that name, None for one that can't be used."""
         name = self.text(key, value, "the name of a rule")
-        for rule in all_rules():
+        for rule in self.catalog.rules:
             if rule.name == name:
                 return rule
+        if name in self.catalog.hidden:
+            return None
         raise ConfigError(
-            f"{self._shown}: {key} names no rule: {name}", hint=near(name)
+            f"{self._shown}: {key} names no rule: {name}", hint=self.catalog.near(name)
         )
 
 
@@ -236,13 +277,18 @@ def _suggest(name: str, known: Iterable[str]) -> str:
     return f"known: {', '.join(known)}" if known else "there are none here: drop it"
 
 
-def _read(path: Path, table: dict[str, Any]) -> Config:
+def _read(path: Path, table: dict[str, Any], rules_dir: tuple[Path, ...]) -> Config:
     reader = _Reader(path)
     config = Config(path=path)
+    if "rules-dir" in table:
+        config = _rules_dir(reader, config, table["rules-dir"])
+    config = replace(config, rules_dir=(*rules_dir, *config.rules_dir))
+    reader.catalog = config.catalog  # the other keys name rules
     for key, value in table.items():
         if key not in _KEYS:
             raise reader.unknown(key, "key", _KEYS)
-        config = _KEYS[key](reader, config, value)
+        if key != "rules-dir":
+            config = _KEYS[key](reader, config, value)
         config = replace(config, given=config.given | {key})
     return config
 
@@ -314,12 +360,24 @@ def _path_map(reader: _Reader, config: Config, value: object) -> Config:
     return replace(config, path_map=tuple(pairs))
 
 
+def _rules_dir(reader: _Reader, config: Config, value: object) -> Config:
+    expected = 'a list of folders, such as ["tools/rules"]'
+    if not isinstance(value, list) or not all(isinstance(v, str) and v for v in value):
+        raise reader.wrong("rules-dir", value, expected)
+    assert config.path is not None
+    base = config.path.resolve().parent
+    return replace(config, rules_dir=tuple((base / name).resolve() for name in value))
+
+
 def _rules(reader: _Reader, config: Config, value: object) -> Config:
     limits: dict[Threshold[Any], int | float] = {}
     given: set[str] = set()
     for name, table in reader.table("rules", value).items():
-        thresholds = {t.name: t for t in reader.rule("rules", name).thresholds}
         section = f"rules.{name}"
+        rule = reader.rule("rules", name)
+        if rule is None:
+            continue
+        thresholds = {t.name: t for t in rule.thresholds}
         for key, number in reader.table(section, table).items():
             if key not in thresholds:
                 raise reader.unknown(f"{section}.{key}", "threshold", thresholds)
@@ -381,9 +439,10 @@ def _allow(reader: _Reader, config: Config, value: object) -> Config:
                     f"{config.origin}: {key} has no {name}",
                     hint="name the rule and say why its finding is allowed",
                 )
+        reader.rule(f"{key}: rule", entry["rule"])
         found.append(
             Allowance(
-                rule=reader.rule(f"{key}: rule", entry["rule"]).name,
+                rule=entry["rule"],
                 reason=reader.text(
                     f"{key}: reason", entry["reason"], "why the finding is allowed"
                 ).strip(),
@@ -407,6 +466,7 @@ _KEYS: dict[str, Callable[[_Reader, Config, object], Config]] = {
     "baseline-tolerance": _baseline_tolerance,
     "steady-state": _steady_state,
     "steady-state-nvtx": _steady_state_nvtx,
+    "rules-dir": _rules_dir,
     "path-map": _path_map,
     "rules": _rules,
     "allow": _allow,

@@ -5,40 +5,18 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from streamlint.rule import Rule
-
-SECTIONS = (
-    "What it does",
-    "Why it costs time",
-    "Evidence",
-    "Exemptions",
-    "Fix",
-    "References",
-)
-"""The sections of every rule's docstring, in order."""
-
-
-def sections(rule: Rule) -> dict[str, str]:
-    """The docstring's sections by heading, each one paragraph of running text.
-
-    Raises ValueError where a section is missing, unknown or out of order.
-    """
-    parts = re.split(r"^(\S.*)$", rule.doc.partition("\n")[2], flags=re.MULTILINE)
-    headings = tuple(part.strip() for part in parts[1::2])
-    if headings != SECTIONS:
-        raise ValueError(f"{rule.name} documents {headings}, not {SECTIONS}")
-    texts = [" ".join(textwrap.dedent(text).split()) for text in parts[2::2]]
-    return dict(zip(headings, texts, strict=True))
+from streamlint.rule import BUILT_IN, Rule, sections
 
 
 def page(rule: Rule) -> str:
     """One rule as Markdown."""
     lines = [f"# {rule.name}", "", rule.summary, "", f"Family: {rule.family}"]
+    if rule.origin != BUILT_IN:
+        lines += ["", f"From: {rule.origin}"]
     for heading, text in sections(rule).items():
         lines += ["", f"## {heading}", "", _wrapped(text)]
     if rule.thresholds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from streamlint.findings import (
 )
 from streamlint.fingerprint import natural
 from streamlint.overview import Overview, overview
-from streamlint.registry import all_rules
+from streamlint.registry import catalog
 from streamlint.replay import Replay, replay_of, span_ns
 from streamlint.rule import Rule
 from streamlint.settings import DEFAULTS, WHOLE, Scope, Settings
@@ -192,17 +192,21 @@ def lint(
     with_model: bool = False,
     settings: Settings = DEFAULTS,
     policy: Policy = _ALL,
+    known: Collection[str] = (),
 ) -> Report:
     """Judge ``trace`` by every rule; ``on_rule`` is told each name before it runs.
 
     ``with_model`` replays the run even if no finding needs it, for its error.
-    ``settings`` say how rules judge, ``policy`` what becomes of their findings.
+    ``settings`` say how rules judge, ``policy`` what becomes of their findings;
+    ``known`` names all rules that exist, if there are more than without loose files.
     """
+    rules = tuple(rules)
+    known = {*known, *(rule.name for rule in (*catalog().rules, *rules))}
     trace.settings = settings
     trace.refuse_a_crowd()
     if settings.scope != WHOLE:
         regions(trace)  # before any rule: says what the trace lacks of it
-    gate = Gate(trace, policy, (rule.name for rule in all_rules()))
+    gate = Gate(trace, policy, known)
     judgements: list[Judgement] = []
     for rule in rules:
         on_rule(rule.name)

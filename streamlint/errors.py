@@ -49,3 +49,7 @@ class ConfigError(StreamlintError):
 
 class ScopeError(StreamlintError):
     """A trace has nothing of what was asked to be judged."""
+
+
+class RuleError(StreamlintError):
+    """A rule of a package or a loose file can't be used."""

@@ -585,7 +585,7 @@ def test_a_crashed_rule_is_told_beside_the_other_findings(
     run: Run, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     rules = (Rule("broken", "fakes", crash, (), False), *all_rules())  # type: ignore[arg-type]
-    monkeypatch.setattr("streamlint.registry.select", lambda *_: rules)
+    monkeypatch.setattr("streamlint.config.Config.chosen", lambda *_: rules)
     done = run("lint", BAD, "--format", form)
     assert done.code == 2
     assert "legacy-null-stream-barrier" in done.out

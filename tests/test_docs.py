@@ -15,7 +15,7 @@ import typer
 
 from streamlint import cli, docs
 from streamlint.registry import all_rules
-from streamlint.rule import Check, Outcome, Rule
+from streamlint.rule import SECTIONS, Check, Outcome, Rule, sections
 from streamlint.trace.model import Trace
 
 ROOT = Path(__file__).parents[1]
@@ -49,8 +49,8 @@ def test_no_two_rules_or_families_share_a_name() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=NAMES)
 def test_docstring_has_all_sections_in_order(rule: Rule) -> None:
-    found = docs.sections(rule)
-    assert tuple(found) == docs.SECTIONS
+    found = sections(rule)
+    assert tuple(found) == SECTIONS
     assert all(found.values())
     assert rule.summary.endswith(".")
     assert len(rule.summary) <= 88
@@ -67,7 +67,7 @@ def check(trace: Trace) -> Outcome:
     [
         "Says nothing more.",
         "Swapped.\n\nEvidence\n    b\nWhat it does\n    a\n",
-        "Unknown.\n\n" + "".join(f"{s}\n    x\n" for s in (*docs.SECTIONS, "Notes")),
+        "Unknown.\n\n" + "".join(f"{s}\n    x\n" for s in (*SECTIONS, "Notes")),
     ],
 )
 def test_a_docstring_without_its_sections_is_refused(wrong: str) -> None:
@@ -77,7 +77,7 @@ def test_a_docstring_without_its_sections_is_refused(wrong: str) -> None:
     documented.__doc__ = wrong
     made: Check = documented
     with pytest.raises(ValueError, match="fake documents"):
-        docs.sections(Rule("fake", "fakes", made, (), False))
+        sections(Rule("fake", "fakes", made, (), False))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=NAMES)

@@ -102,7 +102,7 @@ def crash(trace: Trace) -> list[object]:
 @pytest.fixture
 def broken_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = (Rule("broken", "fakes", crash, (), False), *all_rules())  # type: ignore[arg-type]
-    monkeypatch.setattr("streamlint.registry.select", lambda *_: rules)
+    monkeypatch.setattr("streamlint.config.Config.chosen", lambda *_: rules)
 
 
 # SARIF --------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 
 from streamlint.config import Config
-from streamlint.registry import all_rules
 from streamlint.suppression import MATCHERS
 from streamlint.units import ns_text, share_text
 
@@ -36,11 +35,13 @@ def render(config: Config) -> str:
         lines.append(
             "# steady-state-nvtx isn't set: iterations are found by themselves"
         )
+    folders = tuple(str(path) for path in config.rules_dir)
+    lines.append(_line(config, "rules-dir", _list(folders)))
     if config.path_map:
         lines += ["", "[path-map]"]
     for old, new in config.path_map:
         lines.append(f"{_text(old)} = {_text(new)}  # {config.origin}")
-    for rule in all_rules():
+    for rule in config.catalog.rules:
         if rule.thresholds:
             lines += ["", f"[rules.{rule.name}]"]
         for threshold in rule.thresholds:

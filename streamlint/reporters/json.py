@@ -148,7 +148,7 @@ def _trace(report: Report, stacks: bool) -> dict[str, Any]:
             for rule, why in report.not_assessed
         ],
         "crashed": [
-            {"rule": rule.name, "summary": crash.summary}
+            {"rule": rule.name, "origin": rule.origin, "summary": crash.summary}
             for rule, crash in report.crashed
         ],
     }
@@ -201,6 +201,7 @@ def _finding(
     return {
         "rule": rule.name,
         "family": rule.family,
+        "origin": rule.origin,
         "severity": finding.severity.value,
         "confidence": finding.confidence.value,
         "message": finding.message,

@@ -17,14 +17,14 @@ from urllib.parse import quote
 
 from streamlint import __version__
 from streamlint.baseline import Standing
-from streamlint.docs import page, sections
+from streamlint.docs import page
 from streamlint.engine import Report
 from streamlint.escape import printable, without_home
 from streamlint.findings import Evidence, Finding, NotAssessed, Severity
 from streamlint.reporters import Failure, View
 from streamlint.reporters.places import Place, SourceTree
 from streamlint.reporters.text import cost_words, place_words
-from streamlint.rule import Rule
+from streamlint.rule import Rule, sections
 from streamlint.suppression import Suppressed
 
 MAX_RESULTS = 25_000
@@ -124,7 +124,10 @@ def _rule(rule: Rule) -> dict[str, Any]:
         "fullDescription": {"text": _cut(full, MAX_DESCRIPTION)},
         "help": explained,
         "defaultConfiguration": {"level": "warning"},
-        "properties": {"tags": ["performance", "cuda", rule.family][:MAX_TAGS]},
+        "properties": {
+            "tags": ["performance", "cuda", rule.family][:MAX_TAGS],
+            "origin": printable(rule.origin),
+        },
     }
 
 

@@ -203,7 +203,9 @@ def _section(page: Page, report: Report, view: View) -> None:
         page.line()
         page.line(f"crashed: {rule.name}", "bold red")
         page.field(
-            "bug", f"{crash.summary}; this is a bug in streamlint, please report it"
+            "bug",
+            f"{crash.summary}; this is a bug in {printable(rule.origin)}, "
+            "please report it",
         )
     if view.detail is Detail.VERBOSE:
         _workings(page, report)

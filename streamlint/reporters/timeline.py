@@ -67,7 +67,11 @@ def capture(trace: Trace, report: Report) -> Capture:
             for rule, why in report.not_assessed
         ],
         "crashed": [
-            {"rule": rule.name, "summary": printable(crash.summary)}
+            {
+                "rule": rule.name,
+                "origin": printable(rule.origin),
+                "summary": printable(crash.summary),
+            }
             for rule, crash in report.crashed
         ],
         "first": first,

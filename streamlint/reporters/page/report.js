@@ -898,7 +898,7 @@
         const head = make("thead", {}, make("tr", {}, ...["Rules", "Why", "What would show it"].map((t) => make("th", { scope: "col" }, t))));
         box.append(make("h2", {}, `Not assessed${name}: ${capture.not_assessed.length}`), make("div", { class: "scroll" }, make("table", {}, head, body)));
       }
-      for (const { rule, summary } of capture.crashed) box.append(make("p", { class: "error" }, `Crashed${name}: ${rule}: ${summary}; this is a bug in streamlint, please report it`));
+      for (const { rule, origin, summary } of capture.crashed) box.append(make("p", { class: "error" }, `Crashed${name}: ${rule}: ${summary}; this is a bug in ${origin}, please report it`));
       const { silent, suppressed, below } = capture.facts;
       const hidden = [suppressed && `${counted(suppressed, "finding")} suppressed`, below && `${counted(below, "finding")} below min-saving`].filter(Boolean);
       box.append(make("p", { class: "quiet" }, `${[`${counted(silent, "rule")} found nothing`, ...hidden].join("; ")}${name}.`));
