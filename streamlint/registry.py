@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -219,7 +220,7 @@ def _may_be_installed() -> bool:
     That is certain only of plain folders; where anything else is imported from, True.
     """
     for finder in sys.meta_path:
-        if hasattr(finder, "find_distributions") and finder.__name__ != "PathFinder":  # type: ignore[attr-defined]
+        if finder is not PathFinder and hasattr(finder, "find_distributions"):
             return True
     for folder in sys.path:
         try:
