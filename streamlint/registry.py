@@ -93,7 +93,8 @@ class Catalog(NamedTuple):
         for rule in self.rules:
             if rule.name == name:
                 return rule
-        self.select([name])
+        if name in self.hidden:
+            self.select([name])
         raise UsageError(f"no rule is called {name}", hint=self.near(name))
 
     def near(self, name: str) -> str:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -373,6 +374,8 @@ def test_packages_are_asked_only_where_one_may_bring_rules(
 ) -> None:
     info = tmp_path / "other-1.0.dist-info"
     info.mkdir()
+    # A library that other tests import may have brought a finder of its own.
+    monkeypatch.setattr(sys, "meta_path", [PathFinder])
     monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "missing")])
     assert not registry._may_be_installed()
     points = info / "entry_points.txt"
