@@ -29,7 +29,7 @@ test: .venv/installed-test browser
 	$(BIN)/pytest -q -n auto --dist loadgroup
 
 # An input that breaks something is left as crash-*.
-fuzz: .venv/installed-fuzz
+fuzz: .venv/installed-test
 	$(BIN)/python tests/fuzz --seconds $(or $(SECONDS),60)
 
 clean:
@@ -48,11 +48,6 @@ clean:
 	@$(PIP) install --require-hashes --only-binary :all: --requirement $(LOCK)
 	@$(PIP) install --no-index --no-deps --no-build-isolation --editable .
 	@touch .venv/installed $@
-
-.venv/installed-fuzz: pyproject.toml | .venv/installed-test
-	@echo "Installing atheris into .venv ..."
-	@$(PIP) install --editable '.[fuzz]'
-	@touch $@
 
 # For every Python and system at once, so that the lock is the same wherever it is made.
 lock: | $(BIN)/pip
