@@ -175,17 +175,8 @@ class Result:
         return pl.DataFrame(rows, schema=_COLUMNS, orient="row")
 
     def to_pandas(self) -> pd.DataFrame:
-        """`to_polars` for pandas; needs the extra `streamlint[pandas]`.
-
-        Raises `UsageError` where pandas or pyarrow is missing.
-        """
-        try:
-            return self.to_polars().to_pandas()
-        except ModuleNotFoundError as error:
-            raise UsageError(
-                f"{error.name or 'pandas'} is not installed",
-                hint="pip install 'streamlint[pandas]'",
-            ) from error
+        """`to_polars` for pandas."""
+        return self.to_polars().to_pandas()
 
     def figure(self, start_ns: int | None = None, end_ns: int | None = None) -> Figure:
         """The timeline as a plotly figure, the evidence of the findings shaded.
