@@ -5,12 +5,13 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 LOCK := requirements-test.lock
 DEMO := sample_traces/legacy-null-stream-barrier/bad.sqlite
 
-.PHONY: help demo test fuzz lock browser clean
+.PHONY: help demo test docs fuzz lock browser clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo   lint a sample trace that has a fault, write demo/legacy.json"
 	@echo "make test   check format, lint, types and layers, then run the tests"
+	@echo "make docs   build the documentation: site/index.html"
 	@echo "make fuzz   damage traces in ever new ways for a minute (SECONDS=60)"
 	@echo "make lock   write $(LOCK) anew; with UPGRADE=--upgrade, newer versions"
 	@echo "make clean  remove .venv and everything else that these targets write"
@@ -28,12 +29,18 @@ test: .venv/installed-test browser
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest -q -n auto --dist loadgroup
 
+# The tests build it as well. Not --quiet: mkdocs would overlook its warnings then. The
+# variable silences a note about mkdocs' future.
+docs: .venv/installed-test
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "The documentation is in site/index.html"
+
 # An input that breaks something is left as crash-*.
 fuzz: .venv/installed-test
 	$(BIN)/python tests/fuzz --seconds $(or $(SECONDS),60)
 
 clean:
-	rm -rf .venv build dist demo streamlint.egg-info
+	rm -rf .venv build dist demo site streamlint.egg-info
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
