@@ -370,6 +370,14 @@ def lint(
             "--steady-state", help="Judge repeated iterations; fail without any."
         ),
     ] = False,
+    replay: Annotated[
+        bool | None,
+        typer.Option(
+            "--replay/--no-replay",
+            help="Price findings by a replay of the run (default), or in half the time "
+            "by what the trace shows directly.",
+        ),
+    ] = None,
     symbols: _SymbolsOption = None,
     show_suppressed: Annotated[
         bool,
@@ -458,6 +466,8 @@ def lint(
         held = replace(held, path_map=tuple(pairs))
         scope = _scope(held.scope, nvtx, time, process, device, steady_state)
         held = replace(held, scope=scope)
+        if replay is not None:
+            held = replace(held, replay=replay)
         rules = held.chosen(_names(select), _names(ignore))
     if not rules:
         raise UsageError(

@@ -50,6 +50,7 @@ class Config:
     limits: Mapping[Threshold[Any], int | float] = field(default_factory=dict)
     allowances: tuple[Allowance, ...] = ()
     scope: Scope = WHOLE
+    replay: bool = True
     rules_dir: tuple[Path, ...] = ()
     given: frozenset[str] = frozenset()
 
@@ -79,7 +80,7 @@ class Config:
     @property
     def settings(self) -> Settings:
         """What the rules need to know."""
-        return Settings(self.limits, self.scope)
+        return Settings(self.limits, self.scope, replay=self.replay)
 
     @property
     def policy(self) -> Policy:
@@ -335,6 +336,12 @@ def _baseline_tolerance(reader: _Reader, config: Config, value: object) -> Confi
         raise reader.wrong("baseline-tolerance", value, expected) from error
 
 
+def _replay(reader: _Reader, config: Config, value: object) -> Config:
+    if not isinstance(value, bool):
+        raise reader.wrong("replay", value, "true or false")
+    return replace(config, replay=value)
+
+
 def _steady_state(reader: _Reader, config: Config, value: object) -> Config:
     if not isinstance(value, bool):
         raise reader.wrong("steady-state", value, "true or false")
@@ -464,6 +471,7 @@ _KEYS: dict[str, Callable[[_Reader, Config, object], Config]] = {
     "fail-on": _fail_on,
     "min-saving": _min_saving,
     "baseline-tolerance": _baseline_tolerance,
+    "replay": _replay,
     "steady-state": _steady_state,
     "steady-state-nvtx": _steady_state_nvtx,
     "rules-dir": _rules_dir,

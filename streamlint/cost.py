@@ -1,9 +1,9 @@
 """Prices findings: the one home of claims, shares and severities.
 
-A cost is what the replay says a fix would save, if the replay's own error allows;
-otherwise what the trace shows directly. A share is a part of the judged region of
-the process (`streamlint.steady`), not of the whole capture: start-up would make a
-real fault look small.
+A cost is what the replay says a fix would save, if there is one and its own error
+allows; otherwise what the trace shows directly. A share is a part of the judged
+region of the process (`streamlint.steady`), not of the whole capture: start-up would
+make a real fault look small.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import polars as pl
 
 from streamlint.changes import Change
 from streamlint.findings import Claim, Cost, Severity
-from streamlint.replay import Replay, replay_of
+from streamlint.replay import replay_of
 from streamlint.steady import Region
 from streamlint.trace.model import Trace
 
@@ -33,7 +33,7 @@ def price(claim: Claim, ns: int, region: Region, method: str) -> Cost:
 def price_change(
     trace: Trace,
     region: Region,
-    change: Change,
+    change: Change | None,
     claim: Claim,
     method: str,
     *,
@@ -41,16 +41,17 @@ def price_change(
 ) -> Cost:
     """What the replay saves with ``change`` made, or ``direct`` where it can't tell.
 
+    It can't without a change (see `replayed`), nor where it is off by too much.
+
     Bounds carry the replay's own error: an upper bound is raised and a lower bound
     lowered by it, in proportion to the saving. Where the replay can't know which
     kernels fit on the GPU together, a what-if is an upper bound.
     """
+    if change is None:
+        return unreplayed(direct)
     replay = replay_of(trace)
-    if not trusted(replay):
-        off = f"the replay is off by {100 * abs(replay.error):.0f} %"
-        return Cost(
-            direct.claim, direct.ns, direct.share, f"{off}, so: {direct.method}"
-        )
+    if not trusted(replay.error):
+        return unreplayed(direct, replay.error)
     if claim is Claim.WHAT_IF and trace.derived(_overlap_unknown):
         claim = Claim.UPPER_BOUND
     saving = max(0, replay.saving_ns(replay.run([change]), region))
@@ -69,9 +70,17 @@ def _overlap_unknown(trace: Trace) -> bool:
     return streams > 1 and kernels["sm_fraction"].null_count() > 0
 
 
-def trusted(replay: Replay) -> bool:
-    """Whether the replay reproduces the trace well enough to predict from."""
-    return abs(replay.error) <= MAX_MODEL_ERROR
+def trusted(error: float) -> bool:
+    """Whether a replay that is off by so much predicts well enough."""
+    return abs(error) <= MAX_MODEL_ERROR
+
+
+def unreplayed(direct: Cost, error: float | None = None) -> Cost:
+    """``direct``, with why it isn't the replay's: its error, or that there is none."""
+    why = "not replayed"
+    if error is not None:
+        why = f"the replay is off by {100 * abs(error):.0f} %"
+    return direct._replace(method=f"{why}, so: {direct.method}")
 
 
 def severity_of(cost: Cost) -> Severity:

@@ -27,7 +27,7 @@ from streamlint.findings import (
 from streamlint.fingerprint import natural
 from streamlint.overview import Overview, overview
 from streamlint.registry import catalog
-from streamlint.replay import Replay, replay_of, span_ns
+from streamlint.replay import Replay, ReplayNeeded, replay_of, span_ns
 from streamlint.rule import Rule
 from streamlint.settings import DEFAULTS, WHOLE, Scope, Settings
 from streamlint.steady import regions
@@ -37,6 +37,7 @@ from streamlint.trace.model import TableRead, Trace
 from streamlint.where import notes
 
 _ALL = Policy()
+_NEEDS_REPLAY = NotAssessed("needs the replay", "judge again without --no-replay")
 
 
 class Judgement(NamedTuple):
@@ -196,7 +197,8 @@ def lint(
 ) -> Report:
     """Judge ``trace`` by every rule; ``on_rule`` is told each name before it runs.
 
-    ``with_model`` replays the run even if no finding needs it, for its error.
+    ``with_model`` replays the run even if no finding needs it, for its error (unless
+    the settings want no replay).
     ``settings`` say how rules judge, ``policy`` what becomes of their findings;
     ``known`` names all rules that exist, if there are more than without loose files.
     """
@@ -222,7 +224,7 @@ def lint(
     ]
     replayed = any(f.change is not None for j in judgements for f in j.findings)
     model = None
-    if (replayed or with_model) and trace.gpu_ops.height:
+    if settings.replay and (replayed or with_model) and trace.gpu_ops.height:
         model = _model(replay_of(trace), changes)
     return Report(
         trace.path,
@@ -263,7 +265,7 @@ def _sorted_out(judgement: Judgement, policy: Policy, gate: Gate) -> Judgement:
 
 
 def _model(replay: Replay, changes: list[Change]) -> Model:
-    if len(changes) < 2 or not trusted(replay):
+    if len(changes) < 2 or not trusted(replay.error):
         return Model(replay.error)
     recorded = span_ns(replay.recorded)
     saved = max(0, recorded - span_ns(replay.run(changes)))
@@ -285,6 +287,8 @@ def _judge(trace: Trace, rule: Rule) -> Judgement:
         if isinstance(outcome, NotAssessed):
             return Judgement(rule, not_assessed=outcome)
         return Judgement(rule, findings=_told_apart(rule, outcome))
+    except ReplayNeeded:
+        return Judgement(rule, not_assessed=_NEEDS_REPLAY)
     except StreamlintError:
         raise  # the trace itself can't be read further
     # A bug in one rule must not hide the others; polars panics are BaseExceptions.

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from streamlint.changes import Change
-from streamlint.cost import MAX_MODEL_ERROR, price
+from streamlint.cost import price, trusted, unreplayed
 from streamlint.findings import Claim, Cost
 from streamlint.intervals import Bools, Int64
 from streamlint.replay import Edge, Replay, Schedule, replay_of, span_ns
@@ -91,23 +91,31 @@ def without_delay(replay: Replay, ops: Int64) -> Change:
 
 
 def price_without_delay(
-    trace: Trace, region: Region, change: Change, ops: Int64, method: str, direct: Cost
+    trace: Trace,
+    region: Region,
+    change: Change | None,
+    held: pl.DataFrame,
+    method: str,
+    direct: Cost,
 ) -> Cost:
-    """What the replay saves at most with ``change``, which lets ``ops`` go.
+    """What the replay saves at most with ``change``, which lets ``held`` go.
+
+    ``held`` are operations (rows of `Trace.gpu_ops` or parts of them). Without a change
+    the cost is ``direct``.
 
     Their delays are what the bare model lacks, so its error is judged with them, and
     in the region alone: elsewhere others are late for the same reason.
     """
+    if change is None:
+        return unreplayed(direct)
     replay = replay_of(trace)
+    ops = replay.ops_of(held)
     inside = replay.graph.ops.select(
         region.holds() & (pl.col("kind") != "record")
     ).to_series()
     error = _error_with_delays(replay, ops, inside.to_numpy())
-    if abs(error) > MAX_MODEL_ERROR:
-        off = f"the replay is off by {100 * abs(error):.0f} %"
-        return Cost(
-            direct.claim, direct.ns, direct.share, f"{off}, so: {direct.method}"
-        )
+    if not trusted(error):
+        return unreplayed(direct, error)
     schedule = replay.run([change])
     saving = max(0, replay.saving_ns(schedule, region))
     saving += _first_wait(replay, schedule, region, ops, inside.to_numpy())

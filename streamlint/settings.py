@@ -79,12 +79,14 @@ class Settings:
     """How a trace is judged; without arguments as streamlint does by itself.
 
     ``symbols`` are files and folders with the binaries of the recorded program, for
-    source lines of native code.
+    source lines of native code. Without ``replay`` costs are what the trace shows
+    directly.
     """
 
     limits: Mapping[Threshold[Any], int | float] = field(default_factory=dict)
     scope: Scope = WHOLE
     symbols: tuple[Path, ...] = ()
+    replay: bool = True
 
     def limit(self, threshold: Threshold[_T]) -> _T:
         """The value of ``threshold`` that holds."""

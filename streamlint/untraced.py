@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from streamlint.changes import Change
-from streamlint.cost import trusted
+from streamlint.cost import trusted, unreplayed
 from streamlint.findings import UNPROFILED, Claim, Cost
 from streamlint.intervals import Int64, union
 from streamlint.replay import Replay, replay_of
@@ -111,25 +111,25 @@ def _without_profiler(trace: Trace, replay: Replay, pid: int) -> list[Change]:
 def price_untraced(
     trace: Trace,
     region: Region,
-    tracing: list[Change],
-    change: Change,
+    changes: tuple[list[Change], Change] | None,
     method: str,
     *,
     direct: Cost,
     certain: float = 1.0,
 ) -> Cost:
-    """What ``change`` saves in the run as it is when nothing records it.
+    """What a change saves in the run as it is when nothing records it.
 
-    ``tracing`` takes out what recording adds; the share is of the region without it.
+    ``changes`` are those that take out what recording adds, and the one that is priced;
+    the share is of the region without the former.
     A what-if, or with ``certain`` below 1 a lower bound of that part of it.
     ``direct``, where the replay can't tell, is of the recorded run.
     """
+    if changes is None:
+        return unreplayed(direct)
     replay = replay_of(trace)
-    if not trusted(replay):
-        off = f"the replay is off by {100 * abs(replay.error):.0f} %"
-        return Cost(
-            direct.claim, direct.ns, direct.share, f"{off}, so: {direct.method}"
-        )
+    if not trusted(replay.error):
+        return unreplayed(direct, replay.error)
+    tracing, change = changes
     before = replay.saving_ns(replay.run(tracing), region)
     after = replay.saving_ns(replay.run([*tracing, change]), region)
     saving = max(0, round(certain * (after - before)))

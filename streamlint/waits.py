@@ -11,7 +11,7 @@ import polars as pl
 
 from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64, Intervals, union
-from streamlint.replay import Edge, Replay
+from streamlint.replay import Edge, replay_of
 from streamlint.steady import column, groups, of_process
 from streamlint.trace.model import Trace
 
@@ -54,8 +54,9 @@ def issue_delay_ns(trace: Trace) -> int:
     return trace.derived(_issue_delay_ns)
 
 
-def without_waits(replay: Replay, calls: pl.DataFrame) -> Change:
+def without_waits(trace: Trace, calls: pl.DataFrame) -> Change:
     """None of these waits (rows of `host_waits`) is made: no waiting, no call."""
+    replay = replay_of(trace)
     rows = replay.calls_of(calls)
     return Change(
         drop=replay.constraints(Edge.WAIT, calls=rows),
@@ -63,11 +64,12 @@ def without_waits(replay: Replay, calls: pl.DataFrame) -> Change:
     )
 
 
-def without_readbacks(replay: Replay, calls: pl.DataFrame, ops: pl.DataFrame) -> Change:
+def without_readbacks(trace: Trace, calls: pl.DataFrame) -> Change:
     """None of these waits is made, nor the small copy to the host before it."""
-    waits = without_waits(replay, calls)
+    replay = replay_of(trace)
+    waits = without_waits(trace, calls)
     copies = (
-        ops.filter(pl.col("engine") == "DtoH")
+        trace.gpu_ops.filter(pl.col("engine") == "DtoH")
         .select("pid", "tid", "correlation_id", "issue_ns", "start_ns")
         .sort("issue_ns")
     )

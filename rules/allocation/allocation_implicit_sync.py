@@ -9,7 +9,7 @@ from streamlint.changes import Change
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
 from streamlint.intervals import union
-from streamlint.replay import Edge, replay_of
+from streamlint.replay import Edge, replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, column, done_before, groups, of_process, regions
@@ -148,7 +148,7 @@ def _finding(
 ) -> Finding:
     name = identity[0]
     waited = union(column(calls, "start_ns"), column(calls, "done_ns")).total_ns
-    change = _change(trace, calls)
+    change = replayed(_change, trace, calls)
     cost = _cost(trace, region, calls, change, waited)
     exact = calls["released_ns"].null_count() == 0
     longest = calls.sort(
@@ -188,7 +188,11 @@ def _change(trace: Trace, calls: pl.DataFrame) -> Change:
 
 
 def _cost(
-    trace: Trace, region: Region, calls: pl.DataFrame, change: Change, waited: int
+    trace: Trace,
+    region: Region,
+    calls: pl.DataFrame,
+    change: Change | None,
+    waited: int,
 ) -> Cost:
     return price_change(
         trace,

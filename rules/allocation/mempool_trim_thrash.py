@@ -8,7 +8,7 @@ import polars as pl
 from streamlint.changes import Change
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
-from streamlint.replay import Edge, replay_of
+from streamlint.replay import Edge, replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, column, groups, of_process, regions
@@ -149,7 +149,7 @@ def _finding(
     grown: pl.DataFrame,
     site: object,
 ) -> Finding:
-    change = _change(trace, trims, grown)
+    change = replayed(_change, trace, trims, grown)
     cost = _cost(trace, region, trims, grown, change)
     spent = int((grown["end_ns"] - grown["start_ns"]).sum())
     names = sorted(trims["name"].unique())
@@ -202,7 +202,7 @@ def _cost(
     region: Region,
     trims: pl.DataFrame,
     grown: pl.DataFrame,
-    change: Change,
+    change: Change | None,
 ) -> Cost:
     more = int((grown["end_ns"] - grown["start_ns"] - HIT_NS).sum())
     ops = of_process(trace.gpu_ops, region.pid).sort("end_ns")

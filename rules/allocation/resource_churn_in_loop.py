@@ -8,7 +8,7 @@ import polars as pl
 from streamlint.changes import Change
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
-from streamlint.replay import Edge, replay_of
+from streamlint.replay import Edge, replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, column, done_before, groups, of_process, regions
@@ -195,13 +195,15 @@ def _finding(
     spent = _spent(calls, region)
     cost, change = spent, None
     if severity_of(spent) is not Severity.INFO:
-        change = _change(trace, calls)
+        change = replayed(_change, trace, calls)
         cost = price_change(
             trace,
             region,
             change,
             # Reuse also does without the waits.
-            Claim.LOWER_BOUND if len(change.latency[0]) else Claim.WHAT_IF,
+            Claim.LOWER_BOUND
+            if change is not None and len(change.latency[0])
+            else Claim.WHAT_IF,
             "these calls take no time, waits of frees stay",
             direct=spent,
         )

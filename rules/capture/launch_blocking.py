@@ -16,7 +16,7 @@ from streamlint.copies import RETURN_NS
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
 from streamlint.intervals import union
-from streamlint.replay import replay_of
+from streamlint.replay import replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.steady import Region, column, regions
 from streamlint.trace.model import Trace
@@ -70,7 +70,7 @@ def launch_blocking(trace: Trace) -> Outcome:
 def _finding(trace: Trace, region: Region, launches: pl.DataFrame) -> Finding:
     said = said_by_environment(trace)
     blocked = union(column(launches, "issue_ns"), column(launches, "issue_end_ns"))
-    change = _change(trace, region)
+    change = replayed(_change, trace, region)
     cost = _cost(trace, region, change, blocked.total_ns)
     longest = launches.sort(
         pl.col("issue_end_ns") - pl.col("issue_ns"),
@@ -116,7 +116,7 @@ def _change(trace: Trace, region: Region) -> Change:
     )
 
 
-def _cost(trace: Trace, region: Region, change: Change, blocked: int) -> Cost:
+def _cost(trace: Trace, region: Region, change: Change | None, blocked: int) -> Cost:
     return price_change(
         trace,
         region,

@@ -9,7 +9,7 @@ from streamlint.changes import Change
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Evidence, Finding, Severity
 from streamlint.intervals import union
-from streamlint.replay import replay_of
+from streamlint.replay import replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, column, groups, regions
@@ -189,7 +189,7 @@ def _loads(
 
 def _finding(trace: Trace, region: Region, loads: pl.DataFrame) -> Finding:
     spent = _host_ns(loads)
-    change = _change(trace, loads)
+    change = replayed(_change, trace, loads)
     cost = price_change(
         trace,
         region,

@@ -12,7 +12,7 @@ from streamlint.changes import Change
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Evidence, Finding
 from streamlint.intervals import Bools, Int64
-from streamlint.replay import Edge, replay_of
+from streamlint.replay import Edge, replay_of, replayed
 from streamlint.replay.graph import EVENT_NS
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
@@ -195,7 +195,7 @@ def _without_joins(trace: Trace, waits: pl.DataFrame) -> pl.DataFrame:
 def _finding(
     trace: Trace, region: Region, calls: pl.DataFrame, name: str, site: object
 ) -> Finding:
-    change = _change(trace, calls)
+    change = replayed(_change, trace, calls)
     idle = int(calls["idle_ns"].sum())
     cost = price_change(
         trace,

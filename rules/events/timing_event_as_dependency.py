@@ -10,7 +10,7 @@ from streamlint.changes import Change
 from streamlint.completeness import FIRST_ID, unrecorded_calls
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Evidence, Finding, Severity
-from streamlint.replay import replay_of
+from streamlint.replay import replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, groups, of_process
@@ -116,7 +116,7 @@ def _finding(
     site: object,
 ) -> Finding:
     events = records.join(calls, on="correlation_id", how="semi")["event_id"].n_unique()
-    change = _change(trace, calls)
+    change = replayed(_change, trace, calls)
     cost = price(
         Claim.DIRECT,
         RECORD_NS * calls.height,

@@ -12,7 +12,7 @@ from streamlint.cost import price, severity_of
 from streamlint.findings import Claim, Confidence, Evidence, Finding, NotAssessed
 from streamlint.held import in_issue_order, price_without_delay, without_delay
 from streamlint.intervals import union
-from streamlint.replay import replay_of
+from streamlint.replay import replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, column, groups, regions
@@ -194,13 +194,13 @@ def _held(kernels: pl.DataFrame, delayed: pl.DataFrame) -> pl.DataFrame:
 
 
 def _finding(trace: Trace, region: Region, held: pl.DataFrame) -> Finding:
-    change = _change(trace, held)
+    change = replayed(_change, trace, held)
     waited = union(column(held, "ready_ns"), column(held, "last_ns"))
     cost = price_without_delay(
         trace,
         region,
         change,
-        replay_of(trace).ops_of(held),
+        held,
         "the same work without these waits",
         price(
             Claim.UPPER_BOUND,

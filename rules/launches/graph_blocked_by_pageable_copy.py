@@ -9,7 +9,7 @@ from streamlint.blocking import concurrent_regions
 from streamlint.changes import Change
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Evidence, Finding, NotAssessed
-from streamlint.replay import replay_of
+from streamlint.replay import replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, column, groups
@@ -131,7 +131,7 @@ def _unknown(trace: Trace, launches: pl.DataFrame) -> NotAssessed | None:
 def _finding(
     trace: Trace, region: Region, launches: pl.DataFrame, site: object
 ) -> Finding:
-    change = _change(trace, launches)
+    change = replayed(_change, trace, launches)
     spent = int((column(launches, "end_ns") - column(launches, "start_ns")).sum())
     cost = price_change(
         trace,

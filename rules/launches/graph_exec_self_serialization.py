@@ -12,7 +12,7 @@ from streamlint.cost import price, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
 from streamlint.held import in_issue_order, price_without_delay, without_delay
 from streamlint.intervals import union
-from streamlint.replay import Edge, replay_of
+from streamlint.replay import Edge, replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, column, groups
@@ -143,13 +143,13 @@ def _finding(
     site: object,
 ) -> Finding:
     alike = launches.join(held, on="exec", how="semi")
-    change = _change(trace, alike, held)
+    change = replayed(_change, trace, alike, held)
     ops = ops_asked_by(trace, held)
     cost = price_without_delay(
         trace,
         region,
         change,
-        replay_of(trace).ops_of(ops),
+        ops,
         "the same work with an executable graph for each stream",
         _cost(alike.filter(region.holds()), held, region),
     )

@@ -12,7 +12,7 @@ from streamlint.completeness import graphs_unknown
 from streamlint.cost import price, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, NotAssessed
 from streamlint.intervals import Int64
-from streamlint.replay import replay_of
+from streamlint.replay import replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, column, groups, regions
@@ -247,15 +247,11 @@ def _first_launches(
 
 def _finding(trace: Trace, region: Region, calls: _Churn, failed: int) -> Finding:
     made, destroyed = calls.made, calls.destroyed
-    change = _kept(trace, calls)
+    changes = replayed(_changes, trace, region.pid, calls)
     cost = price_untraced(
         trace,
         region,
-        [
-            *untraced(trace, region.pid, uploading=calls.first),
-            _made_anew(trace, calls),
-        ],
-        change,
+        changes,
         "an update for every instantiation, no upload, nothing destroyed, less a "
         "third by which such calls differ between processes",
         direct=_cost(made, destroyed, region),
@@ -289,8 +285,14 @@ def _finding(trace: Trace, region: Region, calls: _Churn, failed: int) -> Findin
         ),
         fix=_FIX_FAILED if failed >= trace.limit(MIN_INSTANTIATIONS) else _FIX,
         identity=("instantiated", made["site"][0] or "", *sorted(set(ops["name"]))[:8]),
-        change=change,
+        change=changes and changes[1],
     )
+
+
+def _changes(trace: Trace, pid: int, calls: _Churn) -> tuple[list[Change], Change]:
+    """What takes out what recording adds, and what keeps the graph."""
+    without = untraced(trace, pid, uploading=calls.first)
+    return [*without, _made_anew(trace, calls)], _kept(trace, calls)
 
 
 def _made_anew(trace: Trace, calls: _Churn) -> Change:

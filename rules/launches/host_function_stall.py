@@ -133,13 +133,12 @@ def _finding(
 ) -> Finding:
     stalled = int(stalls["delay_ns"].sum())
     replay = replay_of(trace)
-    held = replay.ops_of(stalls)
-    change = without_delay(replay, held)
+    change = without_delay(replay, replay.ops_of(stalls))
     cost = price_without_delay(
         trace,
         region,
         change,
-        held,
+        stalls,
         "the same work without these delays",
         price(Claim.UPPER_BOUND, stalled, region, "sum of the delays"),
     )

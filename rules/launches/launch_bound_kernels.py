@@ -10,7 +10,7 @@ from streamlint.changes import Change
 from streamlint.cost import price, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
 from streamlint.intervals import Intervals, union
-from streamlint.replay import Edge, replay_of
+from streamlint.replay import Edge, replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, column, of_process, regions
@@ -229,12 +229,11 @@ def _finding(
 ) -> Finding:
     launched = kernels.join(runs.select("run"), on="run", how="semi")
     inner = launched.filter(pl.int_range(pl.len()).over("run", "stream_id") > 0)
-    change = _as_graphs(trace, region.pid, runs, inner)
+    changes = replayed(_changes, trace, region.pid, runs, inner)
     cost = price_untraced(
         trace,
         region,
-        [*untraced(trace, region.pid), _closer(trace, inner, QUEUE_GAP_NS)],
-        change,
+        changes,
         "every run as one graph launch, its kernels 0.05 us apart",
         direct=_cost(runs, active, region),
     )
@@ -265,7 +264,7 @@ def _finding(
         evidence=evidence,
         fix=_FIX,
         identity=("launch-bound", *sorted(set(launched["name"]))[:8]),
-        change=change,
+        change=changes and changes[1],
     )
 
 
@@ -276,6 +275,14 @@ _FIX = (
     "host does between launches, such as Python's work; refill its buffers only after "
     "its last launch is done with them, or data may race"
 )
+
+
+def _changes(
+    trace: Trace, pid: int, runs: pl.DataFrame, inner: pl.DataFrame
+) -> tuple[list[Change], Change]:
+    """What takes out what recording adds, and what makes graphs of the runs."""
+    without = [*untraced(trace, pid), _closer(trace, inner, QUEUE_GAP_NS)]
+    return without, _as_graphs(trace, pid, runs, inner)
 
 
 def _as_graphs(

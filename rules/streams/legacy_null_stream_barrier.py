@@ -21,7 +21,7 @@ from streamlint.findings import (
     Severity,
 )
 from streamlint.intervals import Bools, Int64, Intervals, union
-from streamlint.replay import Edge, replay_of
+from streamlint.replay import Edge, replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, column, groups, in_scope, of_process
@@ -128,9 +128,7 @@ def _judge(
     held = len(holds.rows)
     if held < trace.limit(MIN_HELD):
         return _latent(trace, region, ops, null)
-    replay = replay_of(trace)
-    rows = replay.ops_of(ops)
-    change = Change(drop=replay.constraints(Edge.BARRIER, ops=rows))
+    change = replayed(_change, trace, ops)
     waited = union(holds.starts, holds.ends)
     cost = price_change(
         trace,
@@ -180,6 +178,12 @@ def _judge(
         identity=("barrier", *sorted(set(null["name"]))[:8]),
         change=change,
     )
+
+
+def _change(trace: Trace, ops: pl.DataFrame) -> Change:
+    """Nothing waits for the barriers between these operations."""
+    replay = replay_of(trace)
+    return Change(drop=replay.constraints(Edge.BARRIER, ops=replay.ops_of(ops)))
 
 
 _FIX = (

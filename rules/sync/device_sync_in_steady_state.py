@@ -9,7 +9,7 @@ from streamlint.blocking import concurrent_regions
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
 from streamlint.intervals import union
-from streamlint.replay import replay_of
+from streamlint.replay import replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, column, groups, of_process
@@ -76,7 +76,7 @@ def _finding(
     site: object,
 ) -> Finding:
     broad = calls.filter("over_broad")
-    change = without_waits(replay_of(trace), broad)
+    change = replayed(without_waits, trace, broad)
     cost = price_change(
         trace,
         region,

@@ -7,7 +7,7 @@ import polars as pl
 from streamlint.blocking import concurrent_regions
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Evidence, Finding
-from streamlint.replay import replay_of
+from streamlint.replay import replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, groups, in_scope, of_process
@@ -103,12 +103,8 @@ def _finding(
     site: object,
 ) -> Finding:
     drains = calls.filter("drains")
-    replay = replay_of(trace)
-    change = (
-        without_readbacks(replay, drains, trace.gpu_ops)
-        if readback
-        else without_waits(replay, drains)
-    )
+    make = without_readbacks if readback else without_waits
+    change = replayed(make, trace, drains)
     cost = price_change(
         trace,
         region,

@@ -25,6 +25,7 @@ from streamlint.findings import (
     Severity,
 )
 from streamlint.intervals import union
+from streamlint.replay import replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, column, groups, regions
@@ -121,7 +122,7 @@ def _finding(
 ) -> Finding:
     judged = copies.filter(region.holds())
     blocked = _in_calls_ns(judged)
-    change = asynchronous(trace, judged)
+    change = replayed(asynchronous, trace, judged)
     cost = _cost(trace, region, judged, change)
     large = int((copies["size_bytes"] > SMALL_BYTES).sum())
     some = "" if large == copies.height else f", {large} of them over 64 KiB"
@@ -161,7 +162,9 @@ def _finding(
     )
 
 
-def _cost(trace: Trace, region: Region, copies: pl.DataFrame, change: Change) -> Cost:
+def _cost(
+    trace: Trace, region: Region, copies: pl.DataFrame, change: Change | None
+) -> Cost:
     on = ["pid", "device_id", "direction"]
     rates = pinned_rates(trace)
     unknown = copies.join(rates, on=on, how="anti", nulls_equal=True).height

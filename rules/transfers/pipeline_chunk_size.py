@@ -20,7 +20,7 @@ from streamlint.copies import (
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
 from streamlint.intervals import Int64
-from streamlint.replay import Edge, replay_of
+from streamlint.replay import Edge, replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, regions
@@ -278,7 +278,7 @@ def _operations(trace: Trace, region: Region, runs: pl.DataFrame) -> pl.DataFram
 
 def _small(trace: Trace, region: Region, passes: pl.DataFrame) -> Finding:
     ops = _operations(trace, region, passes)
-    change = _change(trace, passes, ops)
+    change = replayed(_change, trace, passes, ops)
     copies = int(passes["copies"].sum())
     worst = passes.sort("copies", descending=True, maintain_order=True)
     size, every, copying = worst.select("chunk_bytes", "every_ns", "copying_ns").row(0)

@@ -17,7 +17,7 @@ from streamlint.copies import (
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
 from streamlint.intervals import Int64
-from streamlint.replay import Edge, replay_of
+from streamlint.replay import Edge, replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, groups, regions
@@ -139,7 +139,7 @@ def _numbered_runs(trace: Trace) -> pl.DataFrame:
 def _finding(
     trace: Trace, region: Region, copies: pl.DataFrame, runs: pl.DataFrame, site: object
 ) -> Finding:
-    change = _change(trace, copies)
+    change = replayed(_change, trace, copies)
     cost = _cost(trace, region, runs, change)
     total = int(runs["size_bytes"].sum())
     directions = sorted(runs["direction"].unique())
@@ -200,7 +200,9 @@ def _calls(trace: Trace, copies: pl.DataFrame) -> Int64:
     return replay_of(trace).calls_of(asked)
 
 
-def _cost(trace: Trace, region: Region, runs: pl.DataFrame, change: Change) -> Cost:
+def _cost(
+    trace: Trace, region: Region, runs: pl.DataFrame, change: Change | None
+) -> Cost:
     host = pl.col("last_done_ns") - pl.col("first_done_ns")
     device = pl.col("end_ns") - pl.col("start_ns") - pl.col("copying_ns")
     most = runs.select(pl.max_horizontal(host, device).sum()).item()

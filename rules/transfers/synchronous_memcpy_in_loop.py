@@ -10,6 +10,7 @@ from streamlint.copies import SMALL_BYTES, asynchronous, host_copies, size_words
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
 from streamlint.intervals import Int64
+from streamlint.replay import replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, column, groups, regions
@@ -131,7 +132,7 @@ def _finding(
     copies: pl.DataFrame,
     site: object,
 ) -> Finding:
-    change = asynchronous(trace, copies)
+    change = replayed(asynchronous, trace, copies)
     cost = _cost(trace, region, calls, change)
     idle = int(calls["idle_ns"].sum())
     names = sorted(calls["name"].unique())
@@ -174,7 +175,9 @@ def _finding(
     )
 
 
-def _cost(trace: Trace, region: Region, calls: pl.DataFrame, change: Change) -> Cost:
+def _cost(
+    trace: Trace, region: Region, calls: pl.DataFrame, change: Change | None
+) -> Cost:
     return price_change(
         trace,
         region,

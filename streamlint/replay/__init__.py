@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import polars as pl
@@ -17,7 +17,23 @@ from streamlint.replay.schedule import evaluate
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 
-__all__ = ["Edge", "Graph", "Replay", "Schedule", "replay_of", "span_ns"]
+__all__ = [
+    "Edge",
+    "Graph",
+    "Replay",
+    "ReplayNeeded",
+    "Schedule",
+    "replay_of",
+    "replayed",
+    "span_ns",
+]
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+
+class ReplayNeeded(Exception):
+    """A rule can't tell without a replay, and the settings want none."""
 
 
 class Schedule(NamedTuple):
@@ -131,8 +147,23 @@ class Replay:
 
 
 def replay_of(trace: Trace) -> Replay:
-    """The replay of ``trace``, built once."""
+    """The replay of ``trace``, built once.
+
+    Raises `ReplayNeeded` where the settings want none: the rule is then not assessed.
+    """
+    if not trace.settings.replay:
+        raise ReplayNeeded
     return trace.derived(_replay_of)
+
+
+def replayed(
+    make: Callable[Concatenate[Trace, _P], _T],
+    trace: Trace,
+    *args: _P.args,
+    **kwargs: _P.kwargs,
+) -> _T | None:
+    """What ``make`` gives, such as the `Change` of a fix; None without a replay."""
+    return make(trace, *args, **kwargs) if trace.settings.replay else None
 
 
 def _replay_of(trace: Trace) -> Replay:

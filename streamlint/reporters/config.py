@@ -27,6 +27,7 @@ def render(config: Config) -> str:
             _text(f"{100 * config.baseline_tolerance:.6g}%"),
         ),
     ]
+    lines.append(_line(config, "replay", str(config.replay).lower()))
     lines.append(_line(config, "steady-state", str(config.scope.steady_state).lower()))
     if config.scope.steady_nvtx is not None:
         pattern = _text(config.scope.steady_nvtx)
