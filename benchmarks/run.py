@@ -28,7 +28,7 @@ from make_trace import Shape, write_trace
 
 from streamlint import __version__
 from streamlint.trace.reader import ExportFile
-from streamlint.trace.tables import TABLES, Kind
+from streamlint.trace.tables import TABLES, WHOLE
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "benchmark"
@@ -159,8 +159,7 @@ def contenders(trace: Path, kernels: int, nsys: list[str] | None) -> list[Conten
         + ", ".join(
             f'"{c.source}"'
             for c in TABLES[name].columns
-            if c.kind in (Kind.INT, Kind.STRING_ID)
-            and file.has_column(TABLES[name], c.name)
+            if c.kind in WHOLE and file.has_column(TABLES[name], c.name)
         )
         + f' FROM "{TABLES[name].sources[0]}"'
         for name in LOADED

@@ -183,7 +183,7 @@ def _no_gpu_work(trace: Trace) -> NotAssessed | None:
         return None
     calls = trace.runtime_calls.filter(pl.col("kind") != "noise").height
     launched = trace.launches.filter(
-        ~pl.col("kind").str.contains("memset")
+        ~pl.col("kind").is_in(("async memset", "sync memset"))
         & (pl.col("return_value").fill_null(0) == 0)
     ).height
     told = _told_by_profiler(trace)

@@ -15,7 +15,7 @@ from streamlint.intervals import Int64
 from streamlint.replay import Edge, replay_of
 from streamlint.replay.devices import pinned_rate
 from streamlint.replay.graph import STAGED_BYTES
-from streamlint.trace.model import Trace
+from streamlint.trace.model import Trace, schema
 
 SMALL_BYTES = 65_536
 """Up to this size a pageable copy to the device is only staged, then returns.
@@ -191,10 +191,7 @@ def _pinned_rates(trace: Trace) -> pl.DataFrame:
             for direction in ("HtoD", "DtoH")
             if (rate := pinned_rate(name, direction)) is not None
         ],
-        schema={
-            **{"pid": pl.Int64, "device_id": pl.Int64},
-            **{"direction": pl.String, "rate": pl.Float64},
-        },
+        schema=schema("pid", "device_id", direction=pl.Categorical, rate=pl.Float64),
         orient="row",
     )
     columns = (*key, "direction", "rate")

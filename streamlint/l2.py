@@ -22,13 +22,13 @@ users.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
 from streamlint.findings import Claim, Cost, NotAssessed
-from streamlint.trace.model import Trace
+from streamlint.trace.model import Trace, schema
 
 DOMAIN = "streamlint"
 L2_CALLS = ("set limit", "stream attribute", "node attribute", "L2 reset")
@@ -47,21 +47,17 @@ _NAMES = r"l2\.(?:props|setaside|window|reset)"
 _NEVER = np.iinfo(np.int64).max
 
 
-def _schema(*integers: str, **others: type[pl.DataType]) -> dict[str, Any]:
-    return {**dict.fromkeys(integers, pl.Int64), **others}
-
-
-_PROPERTIES = _schema(
+_PROPERTIES = schema(
     *("pid", "start_ns", "l2_bytes", "max_set_aside_bytes", "max_window_bytes")
 )
-_SET_ASIDES = _schema("pid", "start_ns", "end_ns", "bytes", "requested_bytes")
-_WINDOWS = _schema(
+_SET_ASIDES = schema("pid", "start_ns", "end_ns", "bytes", "requested_bytes")
+_WINDOWS = schema(
     *("window", "pid", "tid", "start_ns", "end_ns", "base", "bytes"),
     hit_ratio=pl.Float64,
     hit_property=pl.String,
     miss_property=pl.String,
 )
-_RESETS = _schema("pid", "tid", "start_ns")
+_RESETS = schema("pid", "tid", "start_ns")
 
 
 class L2Marks(NamedTuple):

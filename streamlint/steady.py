@@ -22,7 +22,7 @@ from streamlint.errors import ScopeError
 from streamlint.escape import printable
 from streamlint.intervals import Bools, Int64, Intervals, union
 from streamlint.settings import WHOLE, Scope
-from streamlint.trace.model import Trace
+from streamlint.trace.model import Trace, schema
 
 MIN_ITERATIONS = 3
 """Fewer ranges of one name are no loop."""
@@ -31,12 +31,7 @@ MIN_ITERATION_WORK = 0.5
 MAX_STARTUP_SHARE = 0.25
 """A start-up longer than this part of the run is left out."""
 _MAX_CANDIDATES = 20
-_GROUP_SCHEMA = {
-    "pid": pl.Int64,
-    "group": pl.String,
-    "start_ns": pl.Int64,
-    "end_ns": pl.Int64,
-}
+_GROUP_SCHEMA = {"pid": pl.Int32, "group": pl.String, **schema("start_ns", "end_ns")}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

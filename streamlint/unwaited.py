@@ -15,7 +15,7 @@ from streamlint.completeness import defects
 from streamlint.findings import NotAssessed
 from streamlint.intervals import Int64
 from streamlint.steady import column, groups, of_process
-from streamlint.trace.model import Trace
+from streamlint.trace.model import Trace, schema
 
 _FREES = ("device free", "host free", "host unregister", "host func")
 _CUT = (
@@ -91,8 +91,10 @@ def _resolved(trace: Trace, pid: int) -> pl.DataFrame:
 def _with_records(trace: Trace, pid: int, waits: pl.DataFrame) -> pl.DataFrame:
     """``waits`` with recorded_stream_id and recorded_ns; by instance or the latest."""
     if not waits.height:
-        nothing = pl.lit(None, dtype=pl.Int64)
-        return waits.with_columns(recorded_stream_id=nothing, recorded_ns=nothing)
+        return waits.with_columns(
+            recorded_stream_id=pl.lit(None, pl.Int32),
+            recorded_ns=pl.lit(None, pl.Int64),
+        )
     records = of_process(trace.event_records, pid).drop_nulls("start_ns")
     found = (
         pl.col("stream_id").alias("recorded_stream_id"),
@@ -143,7 +145,7 @@ def _covered(
             break
     return pl.DataFrame(
         {"stream_id": list(until), "until_ns": list(until.values())},
-        schema={"stream_id": pl.Int64, "until_ns": pl.Int64},
+        schema=schema("stream_id", "until_ns"),
     )
 
 

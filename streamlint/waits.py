@@ -298,8 +298,8 @@ def _pending(
 def _nullable(name: str, values: pl.Series, index: Int64, present: Bools) -> pl.Series:
     """``values[index]`` where present, else null."""
     if not len(values):
-        return pl.Series(name, [None] * len(index), dtype=pl.Int64)
-    taken = pl.Series(name, values.gather(index), dtype=pl.Int64)
+        return pl.Series(name, [None] * len(index), dtype=values.dtype)
+    taken = values.gather(index).alias(name)
     return taken.set(pl.Series(~present), None)
 
 

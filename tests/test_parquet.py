@@ -13,6 +13,11 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
+from tracebuilder import TraceBuilder
+
+from streamlint.trace import open_trace
+from streamlint.trace.pages import UnsupportedLayout
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
 UNSIGNED = {
@@ -63,6 +68,33 @@ def _column(name: str, values: list[object]) -> pl.Series:
     if name in SMALL and (series.drop_nulls() >= 0).all():
         return series.cast(pl.UInt32)
     return series.cast(pl.Boolean) if name in FLAGS else series
+
+
+def test_ids_of_32_bits_may_be_signed_or_not_and_others_are_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [7, -5, 2**32 - 5, -(2**31), 2**31, 2**32, -(2**31) - 1, 2**62]
+    builder = TraceBuilder()
+    for number in range(len(ids)):
+        builder.kernel(stream=7, start=10 * number + 1, end=10 * number + 2)
+    export = builder.write(tmp_path / "t.sqlite")
+    with closing(sqlite3.connect(export)) as db:
+        sql = "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET streamId = ? WHERE rowid = ?"
+        db.executemany(sql, [(one, row) for row, one in enumerate(ids, start=1)])
+        db.commit()
+    by_pages = open_trace(export).kernels
+    by_parquet = open_trace(parquet_folder(export, tmp_path / "t_pqtdir")).kernels
+
+    def refuse(*_: object, **__: object) -> None:
+        raise UnsupportedLayout
+
+    monkeypatch.setattr("streamlint.trace.reader.PageFile", refuse)
+    by_cursor = open_trace(export).kernels
+    least = -(2**31)
+    assert by_pages["stream_id"].to_list() == [7, -5, -5, least, least, *[None] * 3]
+    assert by_pages.schema["stream_id"] == pl.Int32
+    assert_frame_equal(by_pages, by_cursor)
+    assert_frame_equal(by_pages, by_parquet)
 
 
 def streamlint(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -92,7 +92,7 @@ def test_names_lose_their_suffixes(recorded: str, plain: str) -> None:
 @pytest.mark.parametrize("name", ["misc", "ptds", "apis_all", "torch", "probe"])
 def test_no_recorded_name_has_a_suffix(name: str) -> None:
     names = sample(f"extra/{name}").runtime_calls["name"].unique()
-    assert not names.str.contains(r"_v\d+$|_pt[sd][sz]").any()
+    assert not names.cast(pl.String).str.contains(r"_v\d+$|_pt[sd][sz]").any()
 
 
 def test_kinds_of_calls() -> None:
@@ -660,6 +660,33 @@ def test_a_column_that_nobody_has_is_null(tmp_path: Path) -> None:
     for name in ("graph_node_id", "full_name", "shared_executed_bytes"):
         assert kernels[name].to_list() == [None]
     assert kernels["name"].to_list() == ["k"]
+
+
+def test_frames_of_many_rows_are_narrow() -> None:
+    trace = sample("extra/misc")
+    wide = {
+        frame: [
+            name
+            for name, kind in getattr(trace, frame).schema.items()
+            if kind == pl.String
+            or (kind == pl.Int64 and not name.endswith(("_ns", "_bytes")))
+        ]
+        for frame in ("kernels", "runtime_calls", "gpu_ops")
+    }
+    assert wide == {
+        "kernels": ["correlation_id", "graph_node_id"],
+        "runtime_calls": ["correlation_id"],
+        "gpu_ops": ["correlation_id", "graph_node_id"],
+    }
+
+
+def test_a_grid_of_2_to_the_31_blocks_fills_the_gpu(tmp_path: Path) -> None:
+    builder = TraceBuilder()
+    builder.kernel(stream=7, start=1, end=2, grid=(65_536, 32_768, 1))
+    builder.kernel(stream=7, start=3, end=4, grid=(1, 1, 1), block=(1, 1, 1))
+    small, large = sorted(built(builder, tmp_path).gpu_ops["sm_fraction"].to_list())
+    assert 0 < small < 0.001
+    assert large == 1.0
 
 
 def test_tables_cut_down_by_other_tools_load() -> None:

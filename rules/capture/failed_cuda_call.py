@@ -132,7 +132,9 @@ def _late(trace: Trace, calls: pl.DataFrame) -> Finding:
 def _direct(trace: Trace, calls: pl.DataFrame, site: object) -> Finding:
     name, code = calls.select("name", "return_value").row(0)
     many = "1 call" if calls.height == 1 else f"{calls.height} calls"
-    harmless = code in _EXPECTED or bool(calls["name"].str.contains(_ASKS).all())
+    harmless = code in _EXPECTED or bool(
+        calls["name"].cast(pl.String).str.contains(_ASKS).all()
+    )
     if name in _REPORTS:
         message = f"{many} of {name} returned {error_name(code)} ({code}) of a call "
         message += "that was not recorded"

@@ -108,7 +108,7 @@ def _change(trace: Trace, region: Region) -> Change:
     own = trace.launches.filter(
         (pl.col("pid") == region.pid) & pl.col("kind").is_in(_ISSUES)
     )
-    launching = pl.col("kind").str.ends_with("launch")
+    launching = pl.col("kind").is_in(("kernel launch", "graph launch"))
     calls = replay.calls_of(own)
     launches = np.isin(calls, replay.calls_of(own.filter(launching)))
     return Change(

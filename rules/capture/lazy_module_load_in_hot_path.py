@@ -172,9 +172,9 @@ def _loads(
     if calls.height:
         parts = [
             calls.filter(loading).with_columns(what=pl.col("name") + " loads a module"),
-            calls.filter(pl.col("name").str.contains(_QUERIES)).with_columns(
-                what=pl.col("name") + " loads a function"
-            ),
+            calls.filter(
+                pl.col("name").cast(pl.String).str.contains(_QUERIES)
+            ).with_columns(what=pl.col("name") + " loads a function"),
         ]
     parts.append(
         launches.filter(

@@ -64,7 +64,9 @@ def wait_on_unrecorded_event(trace: Trace) -> Outcome:
     found = waits.filter(pl.col("event_sync_id") > 0)
     empty = empty.join(found, on=["pid", "event_id"], how="anti")
     empty = _outside_captures(trace, empty)
-    shared = trace.runtime_calls.filter(pl.col("name").str.contains("IpcOpenEvent"))
+    shared = trace.runtime_calls.filter(
+        pl.col("name").cast(pl.String).str.contains("IpcOpenEvent")
+    )
     empty = empty.join(shared, on="pid", how="anti")
     empty = empty.with_columns(_pending(trace, empty))
     empty = empty.filter(pl.col("pending").any().over("pid", "event_id"))

@@ -176,7 +176,9 @@ def _uses(trace: Trace, pid: int) -> pl.DataFrame:
     launched = pl.concat(
         [
             nodes.select(*key, (pl.col("graph_node_id") // 2**32).alias("exec")),
-            trace.graph_traces.select(*key, pl.col("graph_exec_id").alias("exec")),
+            trace.graph_traces.select(
+                *key, pl.col("graph_exec_id").cast(pl.Int64).alias("exec")
+            ),
         ]
     ).filter((pl.col("pid") == pid) & pl.col("exec").is_not_null())
     return (

@@ -136,7 +136,7 @@ def _with_neighbours(trace: Trace, ordered: pl.DataFrame) -> pl.DataFrame:
     small = (
         _small(trace)
         & pl.col("graph_node_id").is_null()
-        & ~pl.col("call").fill_null("").str.contains("Cooperative")
+        & ~pl.col("call").cast(pl.String).fill_null("").str.contains("Cooperative")
     )
     return by_start.with_columns(
         small.alias("small"), (pl.col("after") & pl.col("before")).alias("alone")

@@ -116,7 +116,7 @@ def _held(trace: Trace, kernels: pl.DataFrame) -> pl.DataFrame:
     kernels = with_ready(trace, kernels, Edge.ENGINE).sort("start_ns")
     parts = [
         kernels.clear().with_columns(
-            pl.lit("").alias("holder"), pl.lit(0).cast(pl.Int64).alias("until_ns")
+            pl.col("name").alias("holder"), pl.col("end_ns").alias("until_ns")
         )
     ]
     for level in kernels["priority"].unique().sort()[:-1]:

@@ -87,7 +87,7 @@ def _queries(trace: Trace) -> pl.DataFrame:
             (pl.col("kind") == "query") & ~pl.col("nested")
         ).select(
             *("pid", "start_ns", "end_ns"),
-            pl.when(pl.col("name").str.contains("Event"))
+            pl.when(pl.col("name").cast(pl.String).str.contains("Event"))
             .then(pl.lit("event"))
             .otherwise(pl.lit("stream"))
             .alias("asked"),
@@ -120,7 +120,8 @@ def _finding(trace: Trace, region: Region, runs: pl.DataFrame, asked: str) -> Fi
     longest = runs.sort(pl.col("end_ns") - pl.col("start_ns"), descending=True)
     call = f"cuda{asked.title()}Query"
     calls = trace.runtime_calls.filter(
-        (pl.col("kind") == "query") & pl.col("name").str.contains(asked.title())
+        (pl.col("kind") == "query")
+        & pl.col("name").cast(pl.String).str.contains(asked.title())
     ).filter(region.holds() & ~pl.col("nested"))
     # Which streams an event belongs to isn't the point; a stream asked is.
     polled = pl.col("stream_id").is_in(runs["target"].implode())

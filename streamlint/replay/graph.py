@@ -155,9 +155,9 @@ def _with_records(trace: Trace) -> pl.DataFrame:
             pl.col("start_ns").alias("end_ns"),
             pl.col("start_ns").alias("issue_ns"),
             pl.col("start_ns").alias("order_ns"),
-            pl.lit("null").alias("stream_kind"),
-            pl.lit("record").alias("kind"),
-            pl.lit("record").alias("engine"),
+            pl.lit("null", pl.Categorical).alias("stream_kind"),
+            pl.lit("record", pl.Categorical).alias("kind"),
+            pl.lit("record", pl.Categorical).alias("engine"),
         )
     )
     return pl.concat([ops, marks], how="diagonal").with_columns(
@@ -570,7 +570,9 @@ class _Builder:
             )
             .unique(key, keep="last", maintain_order=True)
             .join(
-                self.calls.filter(pl.col("kind").str.contains("memcpy")),
+                self.calls.filter(
+                    pl.col("kind").is_in(("async memcpy", "sync memcpy"))
+                ),
                 on=key,
                 how="inner",
                 validate="1:m",

@@ -212,7 +212,7 @@ def _work_lanes(trace: Trace, details: Details) -> list[Lane]:
         label = f"copy engine {engine}"
         whole = lane(copies[at], "engine", heading, label, kind, None)
         lanes += split(whole, details)
-    moved = trace.migrations
+    moved = _with_texts(trace.migrations)
     for (pid, device), at in grouped(moved, "pid", "device_id"):
         here = moved[at].with_columns(
             pl.lit("migration").alias("kind"), pl.lit("page migration").alias("name")
@@ -247,22 +247,23 @@ def _described(trace: Trace) -> pl.DataFrame:
             ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
         )
     }
-    shared = pl.col("static_shared_bytes").fill_null(0)
+    shared = pl.col("static_shared_bytes").fill_null(0).cast(pl.Int64)
     shared += pl.col("dynamic_shared_bytes").fill_null(0)
-    kernels = trace.kernels.select(
+    kernels = _with_texts(trace.kernels).select(
         *key,
         pl.coalesce("full_name", "name").alias("full_name"),
         pl.lit("kernel").alias("kind"),
-        *(expression.alias(name) for name, expression in grid.items()),
+        *(expression.cast(pl.Int64).alias(name) for name, expression in grid.items()),
         shared.alias("p6"),
-        pl.col("registers_per_thread").alias("p7"),
+        pl.col("registers_per_thread").cast(pl.Int64).alias("p7"),
     )
-    copies = trace.memcpys.select(
+    copies = _with_texts(trace.memcpys).select(
         *key, pl.lit("memcpy").alias("kind"), "src_kind", "dst_kind"
     )
     parts = {f"p{i}": f"p{i}" for i in range(PARTS)}
     ops = (
-        trace.gpu_ops.with_row_index("row")
+        _with_texts(trace.gpu_ops)
+        .with_row_index("row")
         .with_columns(pl.col("row").cast(pl.Int64))
         .join(_once(kernels, key), on=[*key, "kind"], how="left", nulls_equal=True)
         .join(_once(copies, key), on=[*key, "kind"], how="left", nulls_equal=True)
@@ -288,6 +289,11 @@ def _described(trace: Trace) -> pl.DataFrame:
         .alias("kind"),
         pl.coalesce("full_name", "name").alias("name"),
     )
+
+
+def _with_texts(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame with texts for categories: here they meet other texts."""
+    return frame.with_columns(pl.col(pl.Categorical).cast(pl.String))
 
 
 def _copy_parts() -> dict[str, pl.Expr]:

@@ -103,9 +103,9 @@ def describe_names(names: pl.Series) -> pl.DataFrame:
             "per_thread": ["_pts" in name or "_ptd" in name for name in raw],
         },
         schema={
-            "raw_name": pl.String,
-            "name": pl.String,
-            "kind": pl.String,
+            "raw_name": pl.Categorical,
+            "name": pl.Categorical,
+            "kind": pl.Categorical,
             "per_thread": pl.Boolean,
         },
     )

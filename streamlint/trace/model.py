@@ -3,7 +3,9 @@
 Names: times in ns as the export has them, sizes in bytes. ``pid`` and ``tid`` are
 decoded from nsys' serialized ids; correlation ids are unique per process only, so
 every join is on (pid, correlation_id). A call that an export repeats to carry its
-call stack is one row. Frames are sorted by start.
+call stack is one row. Frames are sorted by start. Times, sizes and correlation ids
+are Int64, ids and counts of 32 bits Int32, names of kernels and calls and what is told
+in words Categorical: of millions of rows the rest would only take memory.
 """
 
 from __future__ import annotations
@@ -42,6 +44,17 @@ from streamlint.trace.tables import (
 )
 
 _T = TypeVar("_T")
+
+
+def schema(*names: str, **others: type[pl.DataType]) -> dict[str, Any]:
+    """Types of columns by name, for frames made beside those of a trace.
+
+    Int32 for ids of 32 bits, as the trace's own frames have them, else Int64.
+    """
+    return {**{n: pl.Int32 if n in _IDS else pl.Int64 for n in names}, **others}
+
+
+_IDS = ("pid", "tid", "gpu_id", "device_id", "context_id", "stream_id", "event_id")
 
 
 class TableRead(NamedTuple):
@@ -267,17 +280,27 @@ class Trace:
         by another recorded call of the same thread).
         """
         rows = self._frame("runtime_calls")
+        if rows.height:
+            # Of the table itself only its rows and their ids are asked after.
+            self._loaded["runtime_calls"] = rows.select("correlation_id")
         names = describe_names(rows["name"])
+        is_copy = rows["event_class"].eq_missing(BACKTRACE_EVENT_CLASS)
         rows = (
             rows.rename({"name": "raw_name"})
-            .join(names, on="raw_name", how="left", validate="m:1")
+            .join(
+                names,
+                on="raw_name",
+                how="left",
+                validate="m:1",
+                maintain_order="left",
+            )
             .with_columns(pl.col("kind").fill_null("other"), *_split("global_tid"))
+            .drop("raw_name", "global_tid", "event_class")
         )
         if rows["pid"].null_count():
             rows = rows.with_columns(pl.col("pid", "tid").fill_null(0))
         key = ["pid", "tid", "correlation_id"]
-        if (rows["event_class"] == BACKTRACE_EVENT_CLASS).any():
-            is_copy = pl.col("event_class").eq_missing(BACKTRACE_EVENT_CLASS)
+        if is_copy.any():
             copies, calls = rows.filter(is_copy), rows.filter(~is_copy)
             stacks = copies.select(
                 *key,
@@ -293,8 +316,9 @@ class Trace:
             alone = copies.join(calls, on=key, how="anti").with_columns(
                 pl.col("start_ns").alias("backtrace_ns")
             )
-            calls = pl.concat([calls, alone], how="diagonal")
-            calls = calls.sort("start_ns", "end_ns", maintain_order=True)
+            if alone.height:
+                calls = pl.concat([calls, alone], how="diagonal")
+                calls = calls.sort("start_ns", "end_ns", maintain_order=True)
         else:
             calls = rows.with_columns(
                 pl.lit(None, dtype=pl.Int64).alias("backtrace_ns")
@@ -436,7 +460,7 @@ class Trace:
         )
         rows = self._frame("event_records")
         if not rows.height:
-            return pl.DataFrame(schema=dict.fromkeys(columns, pl.Int64))
+            return pl.DataFrame(schema=schema(*columns))
         calls = self._first_calls.select(
             *("pid", "correlation_id", "tid", "start_ns", "end_ns")
         )
@@ -478,11 +502,12 @@ class Trace:
     @cached_property
     def _sync_rows(self) -> pl.DataFrame:
         cleaned = (
-            pl.when(pl.col(name).is_in((NO_ID, -1)))
-            .then(None)
-            .otherwise(pl.col(name))
-            .alias(name)
-            for name in ("stream_id", "event_id", "event_sync_id")
+            pl.when(~pl.col(name).is_in(none)).then(name).alias(name)
+            for name, none in (
+                ("stream_id", (NO_ID,)),
+                ("event_id", (NO_ID,)),
+                ("event_sync_id", (NO_ID, NO_ID % 2**32)),
+            )
         )
         return (
             self._with_pid("synchronizations")
@@ -498,9 +523,7 @@ class Trace:
         """pid, tid, stream_id of each thread's own default stream."""
         key = ["pid", "correlation_id"]
         if not self.launches["per_thread"].any():
-            return pl.DataFrame(
-                schema={"pid": pl.Int64, "tid": pl.Int64, "stream_id": pl.Int64}
-            )
+            return pl.DataFrame(schema=schema("pid", "tid", "stream_id"))
         calls = self.launches.filter("per_thread").select(*key, "tid")
         ops = pl.concat(
             [
@@ -536,16 +559,16 @@ class Trace:
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
-        """Kernels: columns of `streamlint.trace.tables.KERNELS` with pid."""
+        """Kernels: columns of `streamlint.trace.tables.KERNELS`, pid for global_pid."""
         return self._with_pid("kernels")
 
     @cached_property
     def memcpys(self) -> pl.DataFrame:
         """Copies that the program asked for (no unified-memory migrations).
 
-        Columns of MEMCPYS with pid; copy_kind is "HtoD", "DtoH", "DtoD", "HtoH",
-        "PtoP" or "unknown", src_kind and dst_kind "pageable", "pinned", "device",
-        "managed", "array" or "unknown".
+        Columns of MEMCPYS, pid for global_pid; copy_kind is "HtoD", "DtoH", "DtoD",
+        "HtoH", "PtoP" or "unknown", src_kind and dst_kind "pageable", "pinned",
+        "device", "managed", "array" or "unknown".
         """
         rows = self._with_pid("memcpys")
         return _with_words(
@@ -560,13 +583,13 @@ class Trace:
 
     @cached_property
     def memsets(self) -> pl.DataFrame:
-        """Memsets: columns of MEMSETS with pid; mem_kind in words."""
+        """Memsets: columns of MEMSETS, pid for global_pid; mem_kind in words."""
         rows = self._with_pid("memsets")
         return rows.with_columns(_words("mem_kind", MEM_KINDS))
 
     @cached_property
     def graph_traces(self) -> pl.DataFrame:
-        """Whole graph launches (graph mode): columns of GRAPH_TRACES with pid."""
+        """Graphs launched as a whole: columns of GRAPH_TRACES, pid for global_pid."""
         return self._with_pid("graph_traces")
 
     @cached_property
@@ -592,8 +615,8 @@ class Trace:
             self._sized_kernels.select_seq(
                 *columns,
                 "sm_fraction",
-                pl.lit("kernel").alias("kind"),
-                pl.lit("compute").alias("engine"),
+                _word("kernel").alias("kind"),
+                _word("compute").alias("engine"),
                 pl.col("name").fill_null("kernel"),
                 pl.lit(None, dtype=pl.Int64).alias("size_bytes"),
             )
@@ -602,7 +625,7 @@ class Trace:
             parts.append(
                 self.memcpys.select_seq(
                     *columns,
-                    pl.lit("memcpy").alias("kind"),
+                    _word("memcpy").alias("kind"),
                     pl.col("copy_kind").alias("engine"),
                     pl.col("copy_kind").alias("name"),
                     "size_bytes",
@@ -612,9 +635,9 @@ class Trace:
             parts.append(
                 self.memsets.select_seq(
                     *columns,
-                    pl.lit("memset").alias("kind"),
-                    pl.lit("memset").alias("engine"),
-                    pl.lit("memset").alias("name"),
+                    _word("memset").alias("kind"),
+                    _word("memset").alias("engine"),
+                    _word("memset").alias("name"),
                     "size_bytes",
                 )
             )
@@ -624,9 +647,9 @@ class Trace:
                     pl.lit(None, dtype=pl.Int64).alias("graph_node_id")
                 ).select_seq(
                     *columns,
-                    pl.lit("graph").alias("kind"),
-                    pl.lit("compute").alias("engine"),
-                    pl.lit("graph").alias("name"),
+                    _word("graph").alias("kind"),
+                    _word("compute").alias("engine"),
+                    _word("graph").alias("name"),
                     pl.lit(None, dtype=pl.Int64).alias("size_bytes"),
                 )
             )
@@ -661,17 +684,21 @@ class Trace:
             return self.kernels.with_columns(
                 pl.lit(None, dtype=pl.Float64).alias("sm_fraction")
             )
-        threads = pl.col("block_x") * pl.col("block_y") * pl.col("block_z")
+        # 32 bits would overflow without a word.
+        block = [pl.col(f"block_{axis}").cast(pl.Int64) for axis in "xyz"]
+        threads = block[0] * block[1] * block[2]
         warps = (threads + 31) // 32
         registers = pl.col("registers_per_thread") * warps * 32
-        shared = pl.col("static_shared_bytes") + pl.col("dynamic_shared_bytes") + 1024
+        shared = pl.col("static_shared_bytes").cast(pl.Int64) + 1024
+        shared += pl.col("dynamic_shared_bytes")
         fitting = pl.min_horizontal(
             "max_blocks_per_sm",
             pl.col("max_warps_per_sm") // warps,
             pl.col("max_registers_per_sm") // registers.clip(1),
             pl.col("max_shared_bytes_per_sm") // shared,
         ).clip(1)
-        blocks = pl.col("grid_x") * pl.col("grid_y") * pl.col("grid_z")
+        grid = [pl.col(f"grid_{axis}").cast(pl.Int64) for axis in "xyz"]
+        blocks = grid[0] * grid[1] * grid[2]
         return (
             self.kernels.lazy()
             .join(
@@ -732,16 +759,12 @@ class Trace:
             "stream_id",
             "context_id",
             pl.when(pl.col("is_null").is_not_null())
-            .then(pl.lit("null"))
+            .then(_word("null"))
             .when(is_own)
-            .then(pl.lit("per-thread"))
-            .otherwise(
-                pl.col("flag").replace_strict(
-                    STREAM_KINDS, default="unknown", return_dtype=pl.String
-                )
-            )
+            .then(_word("per-thread"))
+            .otherwise(_words("flag", STREAM_KINDS))
             .alias("kind"),
-            _signed_32("priority"),
+            "priority",
         )
 
     @cached_property
@@ -793,7 +816,7 @@ class Trace:
         ).unique()
         only = self.gpus["gpu_id"][0]
         return used.drop_nulls().with_columns(
-            pl.lit(only, dtype=pl.Int64).alias("gpu_id")
+            pl.lit(only, dtype=pl.Int32).alias("gpu_id")
         )
 
     @cached_property
@@ -962,7 +985,7 @@ class Trace:
         self, callchain_ids: Iterable[int]
     ) -> dict[int, list[NativeFrame]]:
         """Native frames by call chain id, innermost first."""
-        wanted = pl.Series("callchain_id", list(callchain_ids), dtype=pl.Int64)
+        wanted = pl.Series("callchain_id", list(callchain_ids), dtype=pl.Int32)
         rows = (
             self._frame("native_stacks")
             .filter(pl.col("callchain_id").is_in(wanted.implode()))
@@ -1008,7 +1031,7 @@ class Trace:
 
     @cached_property
     def memory_events(self) -> pl.DataFrame:
-        """Allocations and frees: columns of MEMORY_EVENTS with pid."""
+        """Allocations and frees: columns of MEMORY_EVENTS, pid for global_pid."""
         return self._with_pid("memory_events").with_columns(
             _words("mem_kind", MEM_KINDS),
             _words("operation", {0: "allocation", 1: "deallocation"}),
@@ -1016,7 +1039,7 @@ class Trace:
 
     @cached_property
     def pool_events(self) -> pl.DataFrame:
-        """Memory pool events: columns of POOL_EVENTS with pid."""
+        """Memory pool events: columns of POOL_EVENTS, pid for global_pid."""
         return self._with_pid("pool_events").with_columns(
             _words("operation", {1: "created", 2: "destroyed", 3: "trimmed"})
         )
@@ -1042,7 +1065,10 @@ class Trace:
                 frame = frame.with_columns(
                     pl.col("global_pid").fill_null(self._only_pid << 24)
                 )
-            self._with_pids[name] = frame.with_columns(*_pid_of("global_pid"))
+            frame = frame.with_columns(*_pid_of("global_pid")).drop("global_pid")
+            self._with_pids[name] = frame
+            if name in self._loaded and frame.height:
+                self._loaded[name] = frame  # not twice in memory
         return self._with_pids[name]
 
     @cached_property
@@ -1054,28 +1080,27 @@ class Trace:
 
 _ALLOWS = pl.col("text").str.starts_with("streamlint: allow")
 _GPU_TABLES = ("kernels", "memcpys", "memsets", "graph_traces")
-_NVTX_RANGE_SCHEMA = {
-    **dict.fromkeys(("pid", "tid", "start_ns", "end_ns"), pl.Int64),
+_NVTX_RANGE_SCHEMA = schema(
+    *("pid", "tid", "start_ns", "end_ns"),
     **{"text": pl.String, "domain": pl.String, "mark": pl.Boolean, "value": pl.Int64},
-}
+)
 
 
 def _pid_of(column: str) -> list[pl.Expr]:
-    return [((pl.col(column) // 2**24) % 2**24).alias("pid")]
+    return [((pl.col(column) // 2**24) % 2**24).cast(pl.Int32).alias("pid")]
 
 
 def _split(column: str) -> list[pl.Expr]:
-    return [*_pid_of(column), (pl.col(column) % 2**24).alias("tid")]
+    return [*_pid_of(column), (pl.col(column) % 2**24).cast(pl.Int32).alias("tid")]
 
 
-def _signed_32(column: str) -> pl.Expr:
-    value = pl.col(column)
-    return pl.when(value >= 2**31).then(value - 2**32).otherwise(value).alias(column)
+def _word(text: str) -> pl.Expr:
+    return pl.lit(text, dtype=pl.Categorical)
 
 
 def _words(column: str, words: dict[int, str]) -> pl.Expr:
     return pl.col(column).replace_strict(
-        words, default="unknown", return_dtype=pl.String
+        words, default="unknown", return_dtype=pl.Categorical
     )
 
 

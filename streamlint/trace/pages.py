@@ -60,12 +60,25 @@ class UnsupportedLayout(Exception):
 class IntColumn(NamedTuple):
     """One column, rows in rowid order.
 
-    `values` is int64 of shape (rows,), 0 where NULL. `valid` is bool of the same
-    shape, or None if no row is NULL.
+    `values` is int64 or int32 of shape (rows,), 0 where NULL. `valid` is bool of the
+    same shape, or None if no row is NULL.
     """
 
-    values: _Ints
+    values: _Array
     valid: npt.NDArray[np.bool_] | None
+
+
+def narrowed(values: _Array) -> tuple[_Array, npt.NDArray[np.bool_] | None]:
+    """The integers as int32, and which of them fit; None if all do.
+
+    Unsigned ones of 32 bits fit too and come out with the same bits.
+    """
+    narrow = values.astype(np.int32, copy=False)
+    same = narrow == values
+    if same.all():
+        return narrow, None
+    same |= narrow.view(np.uint32) == values
+    return narrow, None if same.all() else same
 
 
 class PageFile:
@@ -114,9 +127,11 @@ class PageFile:
         self._file.close()
 
     def read_int_columns(
-        self, root_page: int, columns: Sequence[int]
+        self, root_page: int, columns: Sequence[int], narrow: Collection[int] = ()
     ) -> list[IntColumn]:
         """Read integer columns of the table whose b-tree starts at `root_page`.
+
+        Those in `narrow` come out as int32, NULL where they don't fit (`narrowed`).
 
         A column is its position in CREATE TABLE. Never ask for an INTEGER PRIMARY KEY
         (stored as NULL, so it reads as NULL), for a column declared REAL (whole numbers
@@ -153,10 +168,19 @@ class PageFile:
             for column, kind, data in _fields(
                 buffer, starts, size, self._usable, values
             ):
-                values[column].append(data)
                 some = kind != _NULL if kind.min() == _NULL else None
+                if column in narrow:
+                    data, fits = narrowed(data)
+                    if fits is not None:
+                        some = fits if some is None else fits & some
+                values[column].append(data)
                 valid[column].append((starts.size, some))
-        joined = {column: _joined(values.pop(column)) for column in list(values)}
+        joined = {
+            column: _joined(
+                values.pop(column), np.int32 if column in narrow else np.int64
+            )
+            for column in list(values)
+        }
         return [IntColumn(joined[c], _all_valid(valid[c])) for c in columns]
 
     def _read(self, numbers: _Ints, pages: _Bytes) -> None:
@@ -218,10 +242,8 @@ def _page_size(header: bytes, *, immutable: bool) -> tuple[int, int]:
     return size, usable
 
 
-def _joined(parts: list[_Array]) -> _Ints:
-    if not parts:
-        return np.empty(0, np.int64)
-    return np.concatenate(parts, dtype=np.int64)
+def _joined(parts: list[_Array], dtype: type[np.signedinteger[Any]]) -> _Array:
+    return np.concatenate([np.empty(0, dtype), *parts], dtype=dtype)
 
 
 def _all_valid(

@@ -17,10 +17,16 @@ import polars as pl
 
 from streamlint.errors import TraceError
 from streamlint.escape import without_home
-from streamlint.trace.reader import ExportFile, Layout, without_homes
+from streamlint.trace.reader import (
+    ExportFile,
+    Layout,
+    narrow_series,
+    without_homes,
+)
 from streamlint.trace.tables import (
     CAPTURE_OPTIONS,
     ENVIRONMENT_VARIABLES,
+    NAMED,
     TABLES,
     Column,
     Kind,
@@ -196,8 +202,8 @@ class ParquetFolder(ExportFile):
                 series.append(nothing.alias(column.name))
                 continue
             values = _typed(frame[column.source], column.kind).alias(column.name)
-            if column.kind is Kind.STRING_ID:
-                values = self._named(values)
+            if column.kind in NAMED:
+                values = self._named(values, column.kind)
             series.append(values)
         return series
 
@@ -210,10 +216,12 @@ def _typed(values: pl.Series, kind: Kind) -> pl.Series:
             return pl.repeat(None, len(values), dtype=wanted, eager=True)
         return values if kind is Kind.BLOB else without_homes(_bounded(values))
     if values.dtype == pl.UInt64:
-        return values.reinterpret(signed=True)
-    if values.dtype.is_integer() or values.dtype == pl.Boolean:
-        return values.cast(pl.Int64)
-    return pl.repeat(None, len(values), dtype=pl.Int64, eager=True)
+        whole = values.reinterpret(signed=True)
+    elif values.dtype.is_integer() or values.dtype == pl.Boolean:
+        whole = values.cast(pl.Int64)
+    else:
+        whole = pl.repeat(None, len(values), dtype=pl.Int64, eager=True)
+    return narrow_series(whole) if kind is Kind.ID else whole
 
 
 def _bounded(texts: pl.Series) -> pl.Series:

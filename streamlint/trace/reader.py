@@ -23,11 +23,18 @@ import polars as pl
 from streamlint.errors import OtherDatabase, TraceError
 from streamlint.escape import HOME_SIGN, without_home
 from streamlint.intervals import Int64
-from streamlint.trace.pages import IntColumn, PageFile, UnsupportedLayout
+from streamlint.trace.pages import (
+    IntColumn,
+    PageFile,
+    UnsupportedLayout,
+    narrowed,
+)
 from streamlint.trace.tables import (
     CAPTURE_OPTIONS,
     ENVIRONMENT_VARIABLES,
+    NAMED,
     TABLES,
+    WHOLE,
     Column,
     Kind,
     TraceTable,
@@ -41,8 +48,10 @@ _MAX_TIME = 1 << 62
 
 _DTYPES: dict[Kind, type[pl.DataType]] = {
     Kind.INT: pl.Int64,
+    Kind.ID: pl.Int32,
     Kind.TEXT: pl.String,
     Kind.STRING_ID: pl.String,
+    Kind.NAME: pl.Categorical,
     Kind.BLOB: pl.Binary,
 }
 
@@ -255,15 +264,23 @@ class ExportFile:
         with self._connection.reading():
             return self._connection.rows("SELECT id, value FROM StringIds")
 
-    def _named(self, keys: pl.Series) -> pl.Series:
+    def _named(self, keys: pl.Series, kind: Kind) -> pl.Series:
         """The strings of these keys; null where there is none."""
         known, values = self._strings
         if not len(known) or not len(keys):
-            return pl.Series(keys.name, [None] * len(keys), dtype=pl.String)
+            return pl.repeat(None, len(keys), dtype=_DTYPES[kind], eager=True).alias(
+                keys.name
+            )
         wanted = _filled(keys, 0)
         at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-        named = values[at].alias(keys.name)
         missing = known[at] != wanted
+        if kind is Kind.NAME:
+            # Of the many strings of a trace only the names become categories.
+            used = np.flatnonzero(np.bincount(at))
+            number = np.zeros(len(known), np.int64)
+            number[used] = np.arange(len(used))
+            values, at = values[used].cast(_DTYPES[kind]), number[at]
+        named = values[at].alias(keys.name)
         if keys.null_count():
             missing |= keys.is_null().to_numpy()
         return named.scatter(np.flatnonzero(missing), None) if missing.any() else named
@@ -271,7 +288,7 @@ class ExportFile:
     def _read(
         self, source: str, layout: Layout, columns: Sequence[Column]
     ) -> list[pl.Series]:
-        whole = [c for c in columns if c.kind in (Kind.INT, Kind.STRING_ID)]
+        whole = [c for c in columns if c.kind in WHOLE]
         other = [c for c in columns if c not in whole]
         series: dict[str, pl.Series] = {}
         taken = self._read_pages(layout, whole) if not other else None
@@ -282,8 +299,8 @@ class ExportFile:
             # One cursor pass for all, so that the columns stay in step.
             series.update(self._read_cursor(source, [*whole, *other]))
         for column in whole:
-            if column.kind is Kind.STRING_ID:
-                series[column.name] = self._named(series[column.name])
+            if column.kind in NAMED:
+                series[column.name] = self._named(series[column.name], column.kind)
         return [series[c.name] for c in columns]
 
     def _read_pages(
@@ -292,9 +309,10 @@ class ExportFile:
         if not layout.plain or any(c.source == layout.rowid_alias for c in columns):
             return None
         indexes = [layout.columns[c.source] for c in columns]
+        narrow = [layout.columns[c.source] for c in columns if c.kind is Kind.ID]
         try:
             with PageFile(self._readable) as pages:
-                return pages.read_int_columns(layout.root_page, indexes)
+                return pages.read_int_columns(layout.root_page, indexes, narrow)
         except (UnsupportedLayout, OSError):
             return None  # the cursor says what is wrong
         finally:
@@ -471,19 +489,31 @@ def _quoted(name: str) -> str:
 
 
 def _storage(kind: Kind) -> type[pl.DataType]:
-    return pl.Int64 if kind is Kind.STRING_ID else _DTYPES[kind]
+    return pl.Int64 if kind in NAMED else _DTYPES[kind]
 
 
 def _clean_series(column: Column, values: Sequence[object]) -> pl.Series:
     """Values of one column; whatever isn't of the column's type becomes null."""
     wanted: type = {Kind.TEXT: str, Kind.BLOB: bytes}.get(column.kind, int)
-    dtype = _storage(column.kind)
+    dtype = pl.Int64 if column.kind in WHOLE else _DTYPES[column.kind]
     try:
         clean = pl.Series(column.name, values, dtype=dtype, strict=True)
     except (TypeError, OverflowError, pl.exceptions.PolarsError):
         kept = [v if isinstance(v, wanted) else None for v in values]
         clean = pl.Series(column.name, kept, dtype=dtype)
+    if column.kind is Kind.ID:
+        return narrow_series(clean)
     return without_homes(clean) if column.kind is Kind.TEXT else clean
+
+
+def narrow_series(numbers: pl.Series) -> pl.Series:
+    """Whole numbers as Int32, null where they don't fit (`narrowed`)."""
+    values, fits = narrowed(_filled(numbers, 0))
+    narrow = pl.Series(numbers.name, values, dtype=pl.Int32)
+    lost = numbers.is_null().to_numpy() if numbers.null_count() else None
+    if fits is not None:
+        lost = ~fits if lost is None else lost | ~fits
+    return narrow if lost is None else narrow.scatter(np.flatnonzero(lost), None)
 
 
 def without_homes(texts: pl.Series) -> pl.Series:
@@ -520,7 +550,7 @@ def _ascending(series: pl.Series) -> bool:
 
 
 def _as_series(name: str, column: IntColumn) -> pl.Series:
-    series = pl.Series(name, column.values, dtype=pl.Int64)
+    series = pl.Series(name, column.values)
     if column.valid is None:
         return series
     return series.scatter(np.flatnonzero(~column.valid), None)

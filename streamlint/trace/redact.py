@@ -32,6 +32,7 @@ from streamlint.trace.stacks import (
 from streamlint.trace.tables import (
     CAPTURE_OPTIONS,
     ENVIRONMENT_VARIABLES,
+    NAMED,
     NVTX_DOMAIN,
     TABLES,
     Kind,
@@ -389,7 +390,7 @@ class _Copy:
             if table not in self._stored:
                 continue
             names = {name for name, *_ in self._columns(table)}
-            for column in names & {n for n, k in kinds.items() if k is Kind.STRING_ID}:
+            for column in names & {n for n, k in kinds.items() if k in NAMED}:
                 query = f"SELECT DISTINCT {_quoted(column)} FROM main.{_quoted(table)}"
                 wanted.update(row[0] for row in self._db.execute(query))
         rows = self._db.execute("SELECT id, value FROM source.StringIds").fetchall()

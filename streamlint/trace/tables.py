@@ -14,9 +14,17 @@ class Kind(Enum):
     """How a column is stored and what it becomes."""
 
     INT = "INTEGER, becomes Int64"
+    ID = "INTEGER of 32 bits, signed or not, becomes Int32"
     TEXT = "TEXT, becomes String"
     BLOB = "BLOB, becomes Binary"
     STRING_ID = "INTEGER key of StringIds, becomes its String"
+    NAME = "INTEGER key of StringIds with few values, becomes a Categorical"
+
+
+NAMED = (Kind.STRING_ID, Kind.NAME)
+"""Kinds of which the export stores keys of StringIds."""
+WHOLE = (Kind.INT, Kind.ID, *NAMED)
+"""Kinds that are stored as whole numbers."""
 
 
 class Column(NamedTuple):
@@ -45,16 +53,20 @@ def _int(name: str, source: str, *, required: bool = False) -> Column:
     return Column(name, source, Kind.INT, required)
 
 
+def _id(name: str, source: str, *, required: bool = False) -> Column:
+    return Column(name, source, Kind.ID, required)
+
+
 _INTERVAL = (
     _int("start_ns", "start", required=True),
     _int("end_ns", "end", required=True),
 )
 _PLACE = (
     _int("global_pid", "globalPid"),
-    _int("device_id", "deviceId"),
-    _int("context_id", "contextId"),
-    _int("green_context_id", "greenContextId"),
-    _int("stream_id", "streamId", required=True),
+    _id("device_id", "deviceId"),
+    _id("context_id", "contextId"),
+    _id("green_context_id", "greenContextId"),
+    _id("stream_id", "streamId", required=True),
     _int("correlation_id", "correlationId"),
 )
 
@@ -64,22 +76,19 @@ KERNELS = TraceTable(
     (
         *_INTERVAL,
         *_PLACE,
-        Column("name", "shortName", Kind.STRING_ID),
-        Column("full_name", "demangledName", Kind.STRING_ID),
+        Column("name", "shortName", Kind.NAME),
+        Column("full_name", "demangledName", Kind.NAME),
         _int("graph_node_id", "graphNodeId"),
-        _int("launch_type", "launchType"),
-        _int("registers_per_thread", "registersPerThread"),
-        _int("grid_x", "gridX"),
-        _int("grid_y", "gridY"),
-        _int("grid_z", "gridZ"),
-        _int("block_x", "blockX"),
-        _int("block_y", "blockY"),
-        _int("block_z", "blockZ"),
-        _int("static_shared_bytes", "staticSharedMemory"),
-        _int("dynamic_shared_bytes", "dynamicSharedMemory"),
-        _int("local_bytes_per_thread", "localMemoryPerThread"),
-        _int("shared_executed_bytes", "sharedMemoryExecuted"),
-        _int("cache_config", "cacheConfig"),
+        _id("registers_per_thread", "registersPerThread"),
+        _id("grid_x", "gridX"),
+        _id("grid_y", "gridY"),
+        _id("grid_z", "gridZ"),
+        _id("block_x", "blockX"),
+        _id("block_y", "blockY"),
+        _id("block_z", "blockZ"),
+        _id("static_shared_bytes", "staticSharedMemory"),
+        _id("dynamic_shared_bytes", "dynamicSharedMemory"),
+        _id("shared_executed_bytes", "sharedMemoryExecuted"),
     ),
 )
 MEMCPYS = TraceTable(
@@ -89,11 +98,11 @@ MEMCPYS = TraceTable(
         *_INTERVAL,
         *_PLACE,
         _int("size_bytes", "bytes", required=True),
-        _int("copy_kind", "copyKind", required=True),
-        _int("src_kind", "srcKind"),
-        _int("dst_kind", "dstKind"),
+        _id("copy_kind", "copyKind", required=True),
+        _id("src_kind", "srcKind"),
+        _id("dst_kind", "dstKind"),
         _int("graph_node_id", "graphNodeId"),
-        _int("copy_count", "copyCount"),
+        _id("copy_count", "copyCount"),
     ),
 )
 MEMSETS = TraceTable(
@@ -103,7 +112,7 @@ MEMSETS = TraceTable(
         *_INTERVAL,
         *_PLACE,
         _int("size_bytes", "bytes"),
-        _int("mem_kind", "memKind"),
+        _id("mem_kind", "memKind"),
         _int("graph_node_id", "graphNodeId"),
     ),
 )
@@ -113,8 +122,7 @@ GRAPH_TRACES = TraceTable(
     (
         *_INTERVAL,
         *_PLACE,
-        _int("graph_id", "graphId"),
-        _int("graph_exec_id", "graphExecId"),
+        _id("graph_exec_id", "graphExecId"),
     ),
     "-t cuda --cuda-graph-trace=graph",
 )
@@ -134,12 +142,12 @@ RUNTIME_CALLS = TraceTable(
     ("CUPTI_ACTIVITY_KIND_RUNTIME",),
     (
         *_INTERVAL,
-        _int("event_class", "eventClass"),
+        _id("event_class", "eventClass"),
         _int("global_tid", "globalTid"),
         _int("correlation_id", "correlationId"),
-        Column("name", "nameId", Kind.STRING_ID, required=True),
-        _int("return_value", "returnValue"),
-        _int("callchain_id", "callchainId"),
+        Column("name", "nameId", Kind.NAME, required=True),
+        _id("return_value", "returnValue"),
+        _id("callchain_id", "callchainId"),
     ),
 )
 SYNCHRONIZATIONS = TraceTable(
@@ -148,7 +156,7 @@ SYNCHRONIZATIONS = TraceTable(
     (
         *_INTERVAL,
         *_PLACE,
-        _int("event_id", "eventId"),
+        _id("event_id", "eventId"),
         _int("event_sync_id", "eventSyncId"),
     ),
 )
@@ -157,7 +165,7 @@ EVENT_RECORDS = TraceTable(
     ("CUPTI_ACTIVITY_KIND_CUDA_EVENT",),
     (
         *_PLACE,
-        _int("event_id", "eventId", required=True),
+        _id("event_id", "eventId", required=True),
         _int("event_sync_id", "eventSyncId"),
     ),
 )
@@ -165,66 +173,65 @@ STREAMS = TraceTable(
     "streams",
     ("TARGET_INFO_CUDA_STREAM",),
     (
-        _int("stream_id", "streamId", required=True),
-        _int("pid", "processId", required=True),
-        _int("context_id", "contextId", required=True),
-        _int("priority", "priority"),
-        _int("flag", "flag"),
+        _id("stream_id", "streamId", required=True),
+        _id("pid", "processId", required=True),
+        _id("context_id", "contextId", required=True),
+        _id("priority", "priority"),
+        _id("flag", "flag"),
     ),
 )
 CONTEXTS = TraceTable(
     "contexts",
     ("TARGET_INFO_CUDA_CONTEXT_INFO",),
     (
-        _int("pid", "processId", required=True),
-        _int("device_id", "deviceId"),
-        _int("context_id", "contextId", required=True),
-        _int("null_stream_id", "nullStreamId"),
-        _int("parent_context_id", "parentContextId"),
-        _int("is_green", "isGreenContext"),
+        _id("pid", "processId", required=True),
+        _id("device_id", "deviceId"),
+        _id("context_id", "contextId", required=True),
+        _id("null_stream_id", "nullStreamId"),
+        _id("parent_context_id", "parentContextId"),
+        _id("is_green", "isGreenContext"),
     ),
 )
 NULL_STREAMS = TraceTable(
     "null_streams",
     ("TARGET_INFO_CUDA_NULL_STREAM",),
     (
-        _int("pid", "processId", required=True),
-        _int("device_id", "deviceId"),
-        _int("context_id", "contextId", required=True),
-        _int("null_stream_id", "streamId", required=True),
+        _id("pid", "processId", required=True),
+        _id("device_id", "deviceId"),
+        _id("context_id", "contextId", required=True),
+        _id("null_stream_id", "streamId", required=True),
     ),
 )
 GPUS = TraceTable(
     "gpus",
     ("TARGET_INFO_GPU",),
     (
-        _int("gpu_id", "id", required=True),
+        _id("gpu_id", "id", required=True),
         Column("name", "name", Kind.TEXT),
-        _int("is_discrete", "isDiscrete"),
+        _id("is_discrete", "isDiscrete"),
         _int("l2_bytes", "l2CacheSize"),
-        _int("sm_count", "smCount"),
-        _int("async_engines", "asyncEngines"),
-        _int("compute_major", "computeMajor"),
-        _int("compute_minor", "computeMinor"),
-        _int("max_warps_per_sm", "maxWarpsPerSm"),
-        _int("max_blocks_per_sm", "maxBlocksPerSm"),
-        _int("max_registers_per_sm", "maxRegistersPerSm"),
-        _int("max_shared_bytes_per_sm", "maxShmemPerSm"),
+        _id("sm_count", "smCount"),
+        _id("async_engines", "asyncEngines"),
+        _id("compute_major", "computeMajor"),
+        _id("max_warps_per_sm", "maxWarpsPerSm"),
+        _id("max_blocks_per_sm", "maxBlocksPerSm"),
+        _id("max_registers_per_sm", "maxRegistersPerSm"),
+        _id("max_shared_bytes_per_sm", "maxShmemPerSm"),
     ),
 )
 DEVICE_MAP = TraceTable(
     "device_map",
     ("TARGET_INFO_CUDA_DEVICE",),
     (
-        _int("gpu_id", "gpuId"),
-        _int("device_id", "cudaId", required=True),
-        _int("pid", "pid", required=True),
+        _id("gpu_id", "gpuId"),
+        _id("device_id", "cudaId", required=True),
+        _id("pid", "pid", required=True),
     ),
 )
 PROCESSES = TraceTable(
     "processes",
     ("PROCESSES",),
-    (_int("pid", "pid", required=True), Column("name", "name", Kind.TEXT)),
+    (_id("pid", "pid", required=True), Column("name", "name", Kind.TEXT)),
 )
 THREADS = TraceTable(
     "threads",
@@ -237,11 +244,10 @@ NVTX_EVENTS = TraceTable(
     (
         _int("start_ns", "start", required=True),
         _int("end_ns", "end"),
-        _int("event_type", "eventType", required=True),
+        _id("event_type", "eventType", required=True),
         Column("text", "text", Kind.TEXT),
         Column("registered_text", "textId", Kind.STRING_ID),
         _int("global_tid", "globalTid"),
-        _int("end_global_tid", "endGlobalTid"),
         _int("domain_id", "domainId"),
         _int("uint64_value", "uint64Value"),
         _int("int64_value", "int64Value"),
@@ -253,7 +259,7 @@ NVTX_PAYLOADS = TraceTable(
     ("NVTX_EVENTS",),
     (
         _int("start_ns", "start", required=True),
-        _int("event_type", "eventType", required=True),
+        _id("event_type", "eventType", required=True),
         _int("global_tid", "globalTid"),
         _int("domain_id", "domainId"),
         Column("json_text", "jsonText", Kind.TEXT),
@@ -267,14 +273,14 @@ MEMORY_EVENTS = TraceTable(
     (
         _int("start_ns", "start", required=True),
         _int("global_pid", "globalPid"),
-        _int("device_id", "deviceId"),
-        _int("context_id", "contextId"),
+        _id("device_id", "deviceId"),
+        _id("context_id", "contextId"),
         _int("address", "address"),
         _int("size_bytes", "bytes"),
-        _int("mem_kind", "memKind"),
-        _int("operation", "memoryOperationType"),
+        _id("mem_kind", "memKind"),
+        _id("operation", "memoryOperationType"),
         _int("correlation_id", "correlationId"),
-        _int("stream_id", "streamId"),
+        _id("stream_id", "streamId"),
     ),
     "--cuda-memory-usage=true",
 )
@@ -284,13 +290,11 @@ POOL_EVENTS = TraceTable(
     (
         _int("start_ns", "start", required=True),
         _int("global_pid", "globalPid"),
-        _int("device_id", "deviceId"),
+        _id("device_id", "deviceId"),
         _int("address", "address"),
-        _int("operation", "operationType"),
+        _id("operation", "operationType"),
         _int("correlation_id", "correlationId"),
-        _int("release_threshold_bytes", "localMemoryPoolReleaseThreshold"),
         _int("size_bytes", "localMemoryPoolSize"),
-        _int("used_bytes", "localMemoryPoolUtilizedSize"),
     ),
     "--cuda-memory-usage=true",
 )
@@ -298,11 +302,11 @@ NATIVE_STACKS = TraceTable(
     "native_stacks",
     ("CUDA_CALLCHAINS",),
     (
-        _int("callchain_id", "id", required=True),
-        _int("depth", "stackDepth", required=True),
+        _id("callchain_id", "id", required=True),
+        _id("depth", "stackDepth", required=True),
         Column("symbol", "symbol", Kind.STRING_ID),
         Column("module", "module", Kind.STRING_ID),
-        _int("unresolved", "unresolved"),
+        _id("unresolved", "unresolved"),
         _int("address", "originalIP"),
     ),
     "--cudabacktrace=all -s process-tree",
@@ -312,7 +316,7 @@ DIAGNOSTICS = TraceTable(
     ("DIAGNOSTIC_EVENT",),
     (
         _int("timestamp_ns", "timestamp"),
-        _int("severity", "severity"),
+        _id("severity", "severity"),
         Column("text", "text", Kind.TEXT),
     ),
 )
@@ -425,5 +429,5 @@ NVTX_RANGES = (59, 60, 70, 71)
 """Push/pop and start/end ranges; 70 and 71 are older forms."""
 NVTX_MARK = 34
 NVTX_DOMAIN = 75
-NO_ID = 4_294_967_295
-"""CUPTI's "not applicable" for stream, event and context ids; -1 is seen too."""
+NO_ID = -1
+"""CUPTI's "not applicable" for stream, event and context ids: 32 bits, all set."""

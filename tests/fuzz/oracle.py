@@ -26,7 +26,7 @@ from streamlint.reporters.timeline import capture
 from streamlint.trace import open_trace
 from streamlint.trace.model import Trace
 from streamlint.trace.reader import ExportFile, Unavailable
-from streamlint.trace.tables import TABLES, Kind
+from streamlint.trace.tables import NAMED, TABLES, Kind
 from streamlint.trace.untrusted import MAX_TEXT
 
 MAX_SECONDS = 20.0
@@ -139,8 +139,11 @@ def _expected(path: Path, name: str) -> list[tuple[Any, ...]] | None:
         for column, value in zip(columns, values, strict=True):
             wanted: type = {Kind.TEXT: str, Kind.BLOB: bytes}.get(column.kind, int)
             kept = value if isinstance(value, wanted) else None
-            if column.kind is Kind.STRING_ID:
+            if column.kind in NAMED:
                 kept = strings.get(kept)
+            if column.kind is Kind.ID and isinstance(kept, int):
+                fits = -(1 << 31) <= kept < 1 << 32
+                kept = (kept + (1 << 31)) % (1 << 32) - (1 << 31) if fits else None
             row[column.name] = kept
         if _usable(row, any(c.name == "end_ns" and c.required for c in table.columns)):
             rows.append(tuple(row.values()))
