@@ -76,7 +76,7 @@ def test_ids_of_32_bits_may_be_signed_or_not_and_others_are_unknown(
     ids = [7, -5, 2**32 - 5, -(2**31), 2**31, 2**32, -(2**31) - 1, 2**62]
     builder = TraceBuilder()
     for number in range(len(ids)):
-        builder.kernel(stream=7, start=10 * number + 1, end=10 * number + 2)
+        builder.kernel(stream=7, start=100 + 10 * number, end=101 + 10 * number)
     export = builder.write(tmp_path / "t.sqlite")
     with closing(sqlite3.connect(export)) as db:
         sql = "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET streamId = ? WHERE rowid = ?"

@@ -682,8 +682,8 @@ def test_frames_of_many_rows_are_narrow() -> None:
 
 def test_a_grid_of_2_to_the_31_blocks_fills_the_gpu(tmp_path: Path) -> None:
     builder = TraceBuilder()
-    builder.kernel(stream=7, start=1, end=2, grid=(65_536, 32_768, 1))
-    builder.kernel(stream=7, start=3, end=4, grid=(1, 1, 1), block=(1, 1, 1))
+    builder.kernel(stream=7, start=100, end=101, grid=(65_536, 32_768, 1))
+    builder.kernel(stream=7, start=200, end=201, grid=(1, 1, 1), block=(1, 1, 1))
     small, large = sorted(built(builder, tmp_path).gpu_ops["sm_fraction"].to_list())
     assert 0 < small < 0.001
     assert large == 1.0
