@@ -81,7 +81,7 @@ def without_readbacks(trace: Trace, calls: pl.DataFrame) -> Change:
         .drop_nulls("start_ns")
     )
     graph, rows = replay.graph, replay.ops_of(copied)
-    made = graph.issue_call[rows]
+    made = graph.issue_call[rows].astype(np.int64)
     made = np.unique(made[made >= 0])
     # Neither they nor what follows them wait for the switch from engine to engine.
     before = graph.member[graph.group_offset[graph.group] + graph.count - 1]

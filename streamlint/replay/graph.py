@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from streamlint.intervals import Bools, Int64
 from streamlint.replay.schedule import NEVER, OPERATION
@@ -60,6 +61,9 @@ _PLACE = (
 )
 _NONE = np.empty(0, dtype=np.int64)
 
+Indexes: TypeAlias = NDArray[np.int32]
+Kinds: TypeAlias = NDArray[np.int8]
+
 
 class Edge(IntEnum):
     """Why a constraint exists."""
@@ -88,32 +92,32 @@ class Graph:
     op_start: Int64
     op_duration: Int64
     op_delay: Int64
-    issue_call: Int64
+    issue_call: Indexes
     issue_latency: Int64
     fixed_start: Int64
     call_first: Int64
     call_end: Int64
     call_duration: Int64
     call_delay: Int64
-    previous_call: Int64
+    previous_call: Indexes
     think_ns: Int64
-    handover_call: Int64
+    handover_call: Indexes
     handover_ns: Int64
-    op_constraints: Int64
-    call_constraints: Int64
-    node: Int64
-    kind: Int64
-    group: Int64
-    count: Int64
+    op_constraints: Indexes
+    call_constraints: Indexes
+    node: Indexes
+    kind: Kinds
+    group: Indexes
+    count: Indexes
     latency: Int64
     plain_latency: Int64
     plain_issue_latency: Int64
     active: Bools
     group_offset: Int64
     group_by_start: Bools
-    member: Int64
-    event_kind: Int64
-    event_index: Int64
+    member: Indexes
+    event_kind: Kinds
+    event_index: Indexes
 
 
 def build(trace: Trace) -> Graph:
@@ -684,32 +688,32 @@ class _Builder:
             op_start=self.start,
             op_duration=self.end - self.start,
             op_delay=delay[:number_ops],
-            issue_call=issue_call,
+            issue_call=_index(issue_call),
             issue_latency=issue_latency,
             fixed_start=fixed,
             call_first=self.call_start,
             call_end=self.call_end,
             call_duration=base,
             call_delay=delay[number_ops:],
-            previous_call=previous,
+            previous_call=_index(previous),
             think_ns=think,
-            handover_call=handover,
+            handover_call=_index(handover),
             handover_ns=handover_ns,
-            op_constraints=first[: number_ops + 1],
-            call_constraints=first[number_ops:],
-            node=node,
-            kind=kind,
-            group=group,
-            count=count,
+            op_constraints=_index(first[: number_ops + 1]),
+            call_constraints=_index(first[number_ops:]),
+            node=_index(node),
+            kind=kind.astype(np.int8),
+            group=_index(group),
+            count=_index(count),
             latency=latency,
             plain_latency=plain,
             plain_issue_latency=plain_issue,
             active=active,
             group_offset=offset[:-1],
             group_by_start=by_start,
-            member=member,
-            event_kind=kinds,
-            event_index=indexes,
+            member=_index(member),
+            event_kind=kinds.astype(np.int8),
+            event_index=_index(indexes),
         )
 
     def _constraints(self) -> tuple[Int64, Int64, Int64, Int64, Int64]:
@@ -829,6 +833,11 @@ class _Builder:
         # Starts are CALL_START, ends CALL_END: 0 and 1.
         kinds = np.where(is_call, order & 1, OPERATION)
         return kinds, np.where(is_call, order >> 1, order - 2 * calls)
+
+
+def _index(values: Int64) -> Indexes:
+    """Row numbers in 32 bits: a pass is bound by the memory that it reads."""
+    return values.astype(np.int32)
 
 
 def connections(trace: Trace) -> int:
