@@ -525,7 +525,7 @@ def lint(
     if alone:
         (source,) = sources
         try:
-            with opened(source) as trace, _progress(source.path.name) as told:
+            with opened(source) as trace, _progress(source.path.name, trace) as told:
                 report = judge(trace, on_rule=told)._replace(
                     path=source.path, url=source.url, baseline=known
                 )
@@ -642,7 +642,7 @@ def report(
             judged: list[tuple[Trace, Report]] = []
             for source in sources:
                 trace = stack.enter_context(opened(source))
-                with _progress(source.path.name) as told:
+                with _progress(source.path.name, trace) as told:
                     made = judge(trace, on_rule=told)
                 judged.append((trace, made._replace(path=source.path, url=source.url)))
             found = [report for _, report in judged]
@@ -730,7 +730,7 @@ def _side(path: Path, held: Config) -> Side:
         rules = held.chosen()
         # What falls below min-saving has shrunk; it isn't gone.
         policy = replace(held, min_saving=NO_SAVING).policy
-        with _opened(path) as trace, _progress(path.name) as told:
+        with _opened(path) as trace, _progress(path.name, trace) as told:
             report = lint_trace(
                 trace, rules, told, settings=held.settings, policy=policy
             )
@@ -847,7 +847,7 @@ def info(
     from streamlint.reporters.info import render
 
     held = _configuration(config, isolated, rules_dir)
-    with _opened(trace) as opened, _progress(trace.name) as told:
+    with _opened(trace) as opened, _progress(trace.name, opened) as told:
         report = lint_trace(
             opened, held.catalog.rules, told, with_model=True, settings=held.settings
         )
@@ -1339,7 +1339,7 @@ def _opened(path: Path) -> Iterator[Trace]:
 
 
 @contextmanager
-def _progress(name: str) -> Iterator[Callable[[str], None]]:
+def _progress(name: str, trace: Trace | None = None) -> Iterator[Callable[[str], None]]:
     """Says on a terminal's stderr what is going on, once it takes over 2 s."""
     if not sys.stderr.isatty():
         yield lambda _: None
@@ -1349,6 +1349,8 @@ def _progress(name: str) -> Iterator[Callable[[str], None]]:
     from rich.text import Text
 
     name = printable(name)
+    if trace is not None:
+        name = f"{name}, {trace.rows:,} rows"
     status = Status(Text(f"reading {name}"), console=Console(stderr=True))
     timer = threading.Timer(_PROGRESS_AFTER_S, status.start)
     timer.daemon = True

@@ -15,7 +15,7 @@ from streamlint.baseline import Baseline, Entry, Standing
 from streamlint.changes import Change
 from streamlint.completeness import mostly_lost, no_gpu_work, weighed
 from streamlint.cost import trusted
-from streamlint.errors import StreamlintError
+from streamlint.errors import StreamlintError, TraceError
 from streamlint.findings import (
     RECORDED,
     Claim,
@@ -25,6 +25,7 @@ from streamlint.findings import (
     Severity,
 )
 from streamlint.fingerprint import natural
+from streamlint.machine import free_memory
 from streamlint.overview import Overview, overview
 from streamlint.registry import catalog
 from streamlint.replay import Replay, ReplayNeeded, replay_of, span_ns
@@ -37,6 +38,12 @@ from streamlint.trace.model import TableRead, Trace
 from streamlint.where import notes
 
 _ALL = Policy()
+
+ROW_BYTES, ROW_BYTES_NO_REPLAY = 800, 600
+"""Memory of a lint at its peak for each row that it reads (`Trace.rows`).
+
+Measured on generated traces (docs/benchmarks.md), where it hardly depends on size.
+"""
 _NEEDS_REPLAY = NotAssessed("needs the replay", "judge again without --no-replay")
 
 
@@ -205,6 +212,7 @@ def lint(
     rules = tuple(rules)
     known = {*known, *(rule.name for rule in (*catalog().rules, *rules))}
     trace.settings = settings
+    _refuse_too_large(trace)
     trace.refuse_a_crowd()
     if settings.scope != WHOLE:
         regions(trace)  # before any rule: says what the trace lacks of it
@@ -243,6 +251,28 @@ def lint(
         notes=notes(trace),
         tables=trace.tables_read,
     )
+
+
+def _refuse_too_large(trace: Trace) -> None:
+    """Raise `TraceError` if judging so many rows takes more memory than there is."""
+    free = free_memory()
+    replay = trace.settings.replay
+    need = trace.rows * (ROW_BYTES if replay else ROW_BYTES_NO_REPLAY)
+    if free is None or need <= free:
+        return
+    fewer = "export a part of the report: nsys export --times=START/END"
+    if replay:
+        least = trace.rows * ROW_BYTES_NO_REPLAY
+        fewer = f"lint with --no-replay, which takes {_gigabytes(least)}, or {fewer}"
+    raise TraceError(
+        f"judging the {trace.rows:,} rows of {trace.path.name} takes about "
+        f"{_gigabytes(need)} of memory, of which {_gigabytes(free)} is free",
+        hint=fewer,
+    )
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"
 
 
 def _sorted_out(judgement: Judgement, policy: Policy, gate: Gate) -> Judgement:

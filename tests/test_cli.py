@@ -19,9 +19,10 @@ import pytest
 from commandline import Done, Run, process
 from tracebuilder import TraceBuilder
 
-from streamlint import __version__, cli
+from streamlint import __version__, cli, engine
 from streamlint.registry import all_rules
 from streamlint.rule import Rule
+from streamlint.trace import open_trace
 from streamlint.trace.model import Trace
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
@@ -195,6 +196,40 @@ def test_progress_goes_to_a_terminal_and_nowhere_else(
                 told("slow-rule")
         assert bool(screen.getvalue()) is is_terminal
         assert "\x1b[31m.sqlite" not in screen.getvalue()
+
+
+def test_progress_says_how_many_rows_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cli, "_PROGRESS_AFTER_S", 0.0)
+    screen = StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", screen)
+    with open_trace(BAD) as trace, cli._progress("legacy.sqlite", trace) as told:
+        while "slow-rule" not in screen.getvalue():
+            told("slow-rule")
+        assert f"legacy.sqlite, {trace.rows:,} rows: slow-rule" in screen.getvalue()
+
+
+def test_what_does_not_fit_into_memory_is_refused_before_it_is_read(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_trace(BAD) as trace:
+        rows = trace.rows
+    for free, code in ((rows * engine.ROW_BYTES, 1), (rows * engine.ROW_BYTES - 1, 2)):
+        monkeypatch.setattr(engine, "free_memory", lambda free=free: free)
+        done = run("lint", BAD)
+        assert done.code == code
+    assert done.out == ""
+    error, hint = done.err.splitlines()
+    assert error.startswith(f"error: judging the {rows:,} rows of legacy.sqlite takes")
+    assert hint.startswith("hint: lint with --no-replay, which takes ")
+    assert hint.endswith("nsys export --times=START/END")
+    assert run("lint", BAD, "--no-replay").code == 1
+    monkeypatch.setattr(engine, "free_memory", lambda: 0)
+    done = run("lint", BAD, "--no-replay")
+    assert done.code == 2
+    assert "--no-replay" not in done.err
 
 
 # Several traces ---------------------------------------------------------------------

@@ -97,6 +97,12 @@ def test_ids_of_32_bits_may_be_signed_or_not_and_others_are_unknown(
     assert_frame_equal(by_pages, by_parquet)
 
 
+def test_rows_are_known_before_they_are_read(tmp_path: Path) -> None:
+    export = SAMPLES / "extra" / "torch.sqlite"
+    folder = parquet_folder(export, tmp_path / "t_pqtdir")
+    assert open_trace(folder).rows == open_trace(export).rows
+
+
 def streamlint(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "streamlint", *map(str, arguments)],

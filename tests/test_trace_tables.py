@@ -17,7 +17,7 @@ from streamlint.trace import open_trace
 from streamlint.trace.calls import call_kind, plain_name
 from streamlint.trace.model import Trace
 from streamlint.trace.stacks import decode_blob, encode_blob, encode_json
-from streamlint.trace.tables import TABLES
+from streamlint.trace.tables import GROWING, TABLES
 
 SAMPLES = Path(__file__).parents[1] / "sample_traces"
 FRAMES = (
@@ -660,6 +660,30 @@ def test_a_column_that_nobody_has_is_null(tmp_path: Path) -> None:
     for name in ("graph_node_id", "full_name", "shared_executed_bytes"):
         assert kernels[name].to_list() == [None]
     assert kernels["name"].to_list() == ["k"]
+
+
+@pytest.mark.parametrize("name", ["misc", "torch", "probe", "2026.1.1_cut_down_tables"])
+def test_the_rows_of_a_trace_are_known_before_they_are_read(name: str) -> None:
+    path = SAMPLES / "extra" / f"{name}.sqlite"
+    sources = [source for table in GROWING for source in table.sources]
+    with closing(sqlite3.connect(path)) as db:
+        stored = {n for (n,) in db.execute("SELECT name FROM sqlite_master")}
+        counted = sum(
+            db.execute(f"SELECT count(*) FROM {source}").fetchone()[0]
+            for source in stored.intersection(sources)
+        )
+    assert sample(f"extra/{name}").rows == counted > 0
+
+
+def test_a_row_number_that_the_file_has_no_room_for_is_not_believed(
+    tmp_path: Path,
+) -> None:
+    path = small_run().write(tmp_path / "t.sqlite")
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET rowid = 1 << 62")
+        db.commit()
+    with open_trace(path) as trace:
+        assert 0 < trace.rows < path.stat().st_size
 
 
 def test_frames_of_many_rows_are_narrow() -> None:

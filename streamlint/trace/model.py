@@ -33,6 +33,7 @@ from streamlint.trace.stacks import (
 from streamlint.trace.tables import (
     BACKTRACE_EVENT_CLASS,
     COPY_KINDS,
+    GROWING,
     MEM_KINDS,
     MIGRATION_COPY_KINDS,
     NO_ID,
@@ -181,6 +182,11 @@ class Trace:
             words += f", {dropped} without usable times left out" if dropped else ""
             read.append(TableRead(name, words))
         return tuple(read)
+
+    @cached_property
+    def rows(self) -> int:
+        """About how many rows a lint reads, none too few; reads none of them."""
+        return sum(map(self._file.rows, GROWING))
 
     def refuse_a_crowd(self) -> None:
         """Raise `TraceError` if far more processes used the GPU than could have.

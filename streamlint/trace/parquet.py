@@ -84,6 +84,7 @@ class ParquetFolder(ExportFile):
         wanted = {source for table in TABLES.values() for source in table.sources}
         wanted |= {"StringIds", _CAPTURE}
         self._schemas: dict[str, pl.Schema] = {}
+        self._heights: dict[str, int] = {}
         self._layouts = {}
         for name in self._files:
             columns: dict[str, int] = {}
@@ -136,6 +137,10 @@ class ParquetFolder(ExportFile):
                 found[f"ENVIRONMENT_VARIABLE:{wanted}"] = texts
         return found
 
+    def rows(self, table: TraceTable) -> int:
+        """How many rows a table has."""
+        return self._heights.get(self._source(table) or "", 0)
+
     def _identities(self) -> dict[str, Identity]:
         return {name: identity(file) for name, file in self._files.items()}
 
@@ -160,6 +165,7 @@ class ParquetFolder(ExportFile):
                 size = self._before[name].size
                 if rows > _FREE_ROWS + _ROWS_PER_BYTE * size:
                     raise MemoryError
+                self._heights[name] = rows
                 return table.collect_schema()
 
         return self._checked(name, read)

@@ -364,6 +364,12 @@ TABLES: dict[str, TraceTable] = {
     )
 }
 
+GROWING = (
+    *(KERNELS, MEMCPYS, MEMSETS, RUNTIME_CALLS, SYNCHRONIZATIONS, EVENT_RECORDS),
+    NVTX_EVENTS,
+)
+"""Tables that get rows for as long as a program runs."""
+
 NEWEST_SCHEMA = (3, 28)
 """Newest export schema, major and minor, of which the changes are known (2026.4)."""
 
