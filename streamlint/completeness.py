@@ -394,7 +394,10 @@ def _unrecorded_calls(trace: Trace) -> int:
         named = dict(polls["pid"].value_counts().iter_rows())
     missing = 0
     for (pid,), here in groups(seen, "pid"):
-        holes = np.diff(here["correlation_id"].unique().sort().to_numpy()) - 1
+        # A stable sort merges the almost sorted ids of the frames.
+        ids = np.sort(here["correlation_id"].to_numpy(), kind="stable")
+        steps = np.diff(ids)
+        holes = steps[steps > 0] - 1
         start_up = np.flatnonzero(holes >= START_UP_HOLE)
         if len(start_up):
             holes[start_up[0]] = max(0, int(holes[start_up[0]]) - START_UP_IDS)

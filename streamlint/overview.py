@@ -108,6 +108,7 @@ def _devices(trace: Trace, span_ns: int) -> tuple[DeviceTime, ...]:
     ]
     made = []
     for gpu, ops in sorted(found, key=lambda pair: (pair[0] is None, pair[0])):
+        ops = ops.select("kind", "start_ns", "end_ns")
         kernel = pl.col("kind").is_in(("memcpy", "memset")).not_()
         total = busy(ops)
         made.append(

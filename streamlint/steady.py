@@ -441,8 +441,18 @@ def groups(
 
     As ``group_by`` with ``maintain_order``, which takes ten times as long to begin.
     """
+    if frame.height and all(_alike(frame[name]) for name in by):
+        yield tuple(frame[name][0] for name in by), frame
+        return
     for rows in frame.partition_by(*by):
         yield tuple(rows[name][0] for name in by), rows
+
+
+def _alike(values: pl.Series) -> bool:
+    """Whether all of these, at least one, are the same, or null."""
+    if values.dtype.is_integer() and not values.null_count():
+        return values.min() == values.max()
+    return values.n_unique() == 1
 
 
 def distinct(frame: pl.DataFrame, name: str) -> list[int]:
@@ -450,8 +460,16 @@ def distinct(frame: pl.DataFrame, name: str) -> list[int]:
     numbers = frame[name]
     if numbers.null_count():
         numbers = numbers.drop_nulls()
-    found: list[int] = np.unique(numbers.to_numpy()).tolist()
-    return found
+    ids = numbers.to_numpy()
+    if not len(ids):
+        return []
+    low = int(ids.min())
+    # Counting takes a fifth of the time of sorting.
+    if ids.max() - low < len(ids):
+        found = np.flatnonzero(np.bincount(ids - low)) + low
+    else:
+        found = np.unique(ids)
+    return [*map(int, found)]
 
 
 def column(frame: pl.DataFrame, name: str) -> Int64:

@@ -26,6 +26,10 @@ from streamlint.trace.stacks import Frame
 _MAX_NAMES = 3
 _MAX_CALLS = 64
 _MAX_STACK = 64
+_OP_PLACE = (
+    *("pid", "tid", "device_id", "context_id", "stream_id", "correlation_id"),
+    *("start_ns", "end_ns", "kind", "name"),
+)
 
 
 def locate(
@@ -45,7 +49,9 @@ def locate(
     names = [name for of, name in trace.processes.iter_rows() if of == pid]
     kernels: tuple[str, ...] = ()
     if ops is not None:
-        ran = ops.filter(pl.col("kind") == "kernel")
+        ran = ops.select("kind", "name", "start_ns", "end_ns").filter(
+            pl.col("kind") == "kernel"
+        )
         if ran.height:
             longest = (
                 ran.group_by("name")
@@ -68,6 +74,14 @@ def locate(
         stack=stack,
         rows=Rows(calls, ops),
     )
+
+
+def ops_where(trace: Trace, *conditions: pl.Expr) -> pl.DataFrame:
+    """The operations for which these hold, with what `locate` looks at.
+
+    A finding may be about most of a large trace: other columns would fill the memory.
+    """
+    return trace.gpu_ops.lazy().filter(*conditions).select(_OP_PLACE).collect()
 
 
 def calls_behind(trace: Trace, ops: pl.DataFrame) -> pl.DataFrame:

@@ -19,7 +19,7 @@ from streamlint.settings import Threshold
 from streamlint.steady import Region, column, groups, regions
 from streamlint.trace.model import Trace
 from streamlint.waits import host_waits
-from streamlint.where import locate, sites
+from streamlint.where import locate, ops_where, sites
 
 _WAITS = ("stream sync", "event sync")
 
@@ -212,9 +212,8 @@ def _finding(
     )
     longest = calls.sort("idle_ns", descending=True, maintain_order=True).head(5)
     streams = sorted({*calls["stream_id"], *calls["next_stream_id"]})
-    ops = trace.gpu_ops.filter(
-        region.holds() & pl.col("stream_id").is_in(pl.Series(streams).implode())
-    )
+    of_streams = pl.col("stream_id").is_in(pl.Series(streams).implode())
+    ops = ops_where(trace, region.holds(), of_streams)
     return Finding(
         message=f"{calls.height} times {name} waits for one stream and the thread goes "
         f"on with another at once; the GPU idles {idle / calls.height / 1e3:.1f} us "

@@ -111,7 +111,9 @@ def _waits(trace: Trace) -> pl.DataFrame:
         return waits
     key = ["pid", "tid", "start_ns"]
     calls = trace.runtime_calls.filter(
-        pl.col("return_value").fill_null(0) == 0, ~pl.col("nested")
+        pl.col("kind").is_in(("stream wait", "event sync")),
+        pl.col("return_value").fill_null(0) == 0,
+        ~pl.col("nested"),
     )
     calls = calls.select(*key, "callchain_id", "backtrace_ns").unique(key)
     return (
@@ -148,7 +150,8 @@ def _pending(trace: Trace, waits: pl.DataFrame) -> pl.Series:
     pid = column(waits, "pid")
     waiting = waits["stream_id"].fill_null(-1).to_numpy()
     pending = np.zeros(len(at), dtype=np.bool_)
-    queued = trace.gpu_ops.drop_nulls("issue_ns").sort("issue_ns")
+    columns = ("pid", "stream_id", "issue_ns", "end_ns")
+    queued = trace.gpu_ops.select(columns).drop_nulls("issue_ns").sort("issue_ns")
     for (owner, stream_id), here in groups(queued, "pid", "stream_id"):
         last_end = np.maximum.accumulate(column(here, "end_ns"))
         before = np.searchsorted(column(here, "issue_ns"), at, side="left")

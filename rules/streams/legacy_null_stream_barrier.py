@@ -340,7 +340,7 @@ def _most_that_overlap_saves(
     spans = union(column(ops, "issue_ns"), column(ops, "end_ns"))
     spans = region.clip(spans)
     longest = np.zeros(len(spans), dtype=np.int64)
-    for _, stream in groups(ops, "stream_id"):
+    for _, stream in groups(ops.select("stream_id", "start_ns", "end_ns"), "stream_id"):
         running = union(column(stream, "start_ns"), column(stream, "end_ns"))
         longest = np.maximum(longest, running.overlap_ns(spans.starts, spans.ends))
     room = spans.ends - spans.starts - longest

@@ -101,7 +101,7 @@ def threads_share_legacy_stream(trace: Trace) -> Outcome:
 
 def _of_concurrent_threads(trace: Trace, ops: pl.DataFrame) -> pl.DataFrame:
     """Operations of threads that were in CUDA calls while another of them was."""
-    calls = trace.runtime_calls.filter(
+    calls = trace.runtime_calls.lazy().filter(
         (pl.col("pid") == ops["pid"][0])
         & ~pl.col("nested")
         & pl.col("tid").is_in(ops["tid"].unique().implode())
@@ -109,14 +109,17 @@ def _of_concurrent_threads(trace: Trace, ops: pl.DataFrame) -> pl.DataFrame:
     )
     spans = {
         tid: union(column(here, "start_ns"), column(here, "end_ns"))
-        for (tid,), here in groups(calls, "tid")
+        for (tid,), here in groups(
+            calls.select("tid", "start_ns", "end_ns").collect(), "tid"
+        )
     }
     # One sweep for all threads: where the depth of the spans is over one.
     starts = np.concatenate([span.starts for span in spans.values()])
     ends = np.concatenate([span.ends for span in spans.values()])
-    points = np.sort(np.concatenate([starts, ends]))
-    depth = np.searchsorted(np.sort(starts), points, side="right")
-    depth -= np.searchsorted(np.sort(ends), points, side="right")
+    points = np.concatenate([starts, ends])
+    order = np.argsort(points, kind="stable")
+    points = points[order]
+    depth = np.cumsum(np.where(order < len(starts), 1, -1))
     several = depth[:-1] > 1
     together = union(points[:-1][several], points[1:][several])
     concurrent = [

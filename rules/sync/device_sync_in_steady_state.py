@@ -15,7 +15,7 @@ from streamlint.settings import Threshold
 from streamlint.steady import Region, column, groups, of_process
 from streamlint.trace.model import Trace
 from streamlint.waits import host_waits, without_waits
-from streamlint.where import locate, sites
+from streamlint.where import locate, ops_where, sites
 
 MIN_CALLS = Threshold(
     "min-calls",
@@ -101,7 +101,7 @@ def _finding(
         severity=severity_of(cost) if causes_idle else Severity.INFO,
         confidence=Confidence.HIGH if several else Confidence.MEDIUM,
         cost=cost,
-        where=locate(trace, calls=calls, ops=ops.filter(region.holds())),
+        where=locate(trace, calls=calls, ops=ops_where(trace, region.holds())),
         occurrences=calls.height,
         evidence=tuple(
             Evidence(start, end, f"{name} blocks the host", correlation_id)
@@ -118,8 +118,8 @@ def _finding(
 
 def _cost(calls: pl.DataFrame, ops: pl.DataFrame, region: Region) -> Cost:
     """Time from each call to the next work, bounded by what stays serial anyway."""
-    issue = column(ops.drop_nulls("issue_ns").sort("issue_ns"), "issue_ns")
-    starts = column(ops.drop_nulls("issue_ns").sort("issue_ns"), "start_ns")
+    issued = ops.select("issue_ns", "start_ns").drop_nulls("issue_ns").sort("issue_ns")
+    issue, starts = column(issued, "issue_ns"), column(issued, "start_ns")
     after = np.searchsorted(issue, column(calls, "next_issue_ns"), side="left")
     until = starts[np.minimum(after, len(starts) - 1)]
     waited = union(column(calls, "start_ns"), until)
@@ -130,11 +130,9 @@ def _cost(calls: pl.DataFrame, ops: pl.DataFrame, region: Region) -> Cost:
         pl.when(pl.col("sm_fraction") >= 1).then(pl.lit("compute")),
     )
     longest = 0
-    for lane in (
-        here.with_columns(serial.alias("lane")),
-        here.with_columns(lane="stream_id"),
-    ):
-        for _, part in groups(lane.drop_nulls("lane"), "lane"):
+    for lane in (serial, pl.col("stream_id")):
+        lanes = here.select(lane.alias("lane"), "start_ns", "end_ns")
+        for _, part in groups(lanes.drop_nulls("lane"), "lane"):
             running = union(column(part, "start_ns"), column(part, "end_ns"))
             longest = max(longest, running.total_ns)
     return price(

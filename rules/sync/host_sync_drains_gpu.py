@@ -18,7 +18,7 @@ from streamlint.waits import (
     without_readbacks,
     without_waits,
 )
-from streamlint.where import locate, sites
+from streamlint.where import locate, ops_where, sites
 
 MIN_CALLS = Threshold(
     "min-calls",
@@ -124,16 +124,15 @@ def _finding(
     if readback:
         what += " after a copy of at most 1 KiB to the host (such as .item())"
     strongest = drains.sort("saving_ns", "idle_ns", descending=True).head(5)
-    waited = trace.gpu_ops.join(
-        drains.select("pid", "stream_id"), on=["pid", "stream_id"], how="semi"
-    )
+    of_streams = pl.col("stream_id").is_in(drains["stream_id"].unique().implode())
+    waited = ops_where(trace, region.holds(), of_streams)
     return Finding(
         message=f"{what}: after {drains.height} of them the GPU ran dry, "
         f"{idle / 1e6:.2f} ms in all, until the thread issued more work",
         severity=severity_of(cost),
         confidence=Confidence.MEDIUM,
         cost=cost,
-        where=locate(trace, calls=drains, ops=waited.filter(region.holds())),
+        where=locate(trace, calls=drains, ops=waited),
         occurrences=calls.height,
         evidence=tuple(
             Evidence(start, end, f"{name} blocks the host, then the GPU idles", corr)

@@ -467,12 +467,14 @@ class Trace:
         rows = self._frame("event_records")
         if not rows.height:
             return pl.DataFrame(schema=schema(*columns))
-        calls = self._first_calls.select(
+        records = self._with_pid("event_records")
+        calls = self._first_calls(records).select(
             *("pid", "correlation_id", "tid", "start_ns", "end_ns")
         )
         return (
-            self._with_pid("event_records")
-            .join(calls, on=["pid", "correlation_id"], how="left", validate="m:1")
+            records.join(
+                calls, on=["pid", "correlation_id"], how="left", validate="m:1"
+            )
             .select(columns)
             .sort("start_ns", "correlation_id", nulls_last=True)
         )
@@ -488,7 +490,7 @@ class Trace:
         if not rows.height:
             return rows.select(columns)
         key = ["pid", "correlation_id"]
-        calls = self._first_calls.select(*key, "kind")
+        calls = self._first_calls(rows).select(*key, "kind")
         return (
             rows.join(calls, on=key, how="left", validate="1:1")
             .filter(
@@ -498,12 +500,11 @@ class Trace:
             .select(columns)
         )
 
-    @cached_property
-    def _first_calls(self) -> pl.DataFrame:
-        """The outermost call of each (pid, correlation_id)."""
-        return self.runtime_calls.unique(
-            ["pid", "correlation_id"], keep="first", maintain_order=True
-        )
+    def _first_calls(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """The outermost call of each (pid, correlation_id) that these rows have."""
+        key = ["pid", "correlation_id"]
+        calls = self.runtime_calls.join(rows, on=key, how="semi", maintain_order="left")
+        return calls.unique(key, keep="first", maintain_order=True)
 
     @cached_property
     def _sync_rows(self) -> pl.DataFrame:
