@@ -110,15 +110,13 @@ def price_without_delay(
         return unreplayed(direct)
     replay = replay_of(trace)
     ops = replay.ops_of(held)
-    inside = replay.graph.ops.select(
-        region.holds() & (pl.col("kind") != "record")
-    ).to_series()
-    error = _error_with_delays(replay, ops, inside.to_numpy())
+    inside = replay.inside(region)
+    error = _error_with_delays(replay, ops, inside)
     if not trusted(error):
         return unreplayed(direct, error)
     schedule = replay.run([change])
     saving = max(0, replay.saving_ns(schedule, region))
-    saving += _first_wait(replay, schedule, region, ops, inside.to_numpy())
+    saving += _first_wait(replay, schedule, region, ops, inside)
     saving += round(2 * abs(error) * saving)
     return price(Claim.UPPER_BOUND, saving, region, f"replay of the run: {method}")
 

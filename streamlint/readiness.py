@@ -14,6 +14,7 @@ import polars as pl
 from streamlint.intervals import Int64
 from streamlint.replay import Edge, Graph, replay_of
 from streamlint.replay.schedule import NEVER
+from streamlint.steady import column
 from streamlint.trace.model import Trace
 
 
@@ -35,7 +36,10 @@ def released(graph: Graph, kinds: Iterable[Edge]) -> Int64:
         times = graph.op_start if graph.group_by_start[group] else ends
         reached[part] = np.maximum.accumulate(times[graph.member[part]])
     last = bounds[graph.group[rows]] + graph.count[rows] - 1
-    np.maximum.at(result, graph.node[rows], reached[last])
+    # Constraints are in the order of their nodes.
+    node = graph.node[rows]
+    begins = np.flatnonzero(np.append(True, node[1:] != node[:-1]))
+    result[node[begins]] = np.maximum.reduceat(reached[last], begins)
     return result
 
 
@@ -56,9 +60,11 @@ def ready(graph: Graph, held_by: Edge) -> Int64:
 
 def with_ready(trace: Trace, ops: pl.DataFrame, held_by: Edge) -> pl.DataFrame:
     """``ops`` (rows of `Trace.gpu_ops` or parts of them) with ready_ns; see `ready`."""
-    graph = replay_of(trace).graph
+    replay = replay_of(trace)
     key = ["pid", "correlation_id", "start_ns"]
-    free = graph.ops.select(*key, pl.Series("ready_ns", ready(graph, held_by)))
+    free = replay.ops_at(ops)
+    ready_ns = ready(replay.graph, held_by)[column(free, "op")]
+    free = free.select(*key, pl.Series("ready_ns", ready_ns))
     return ops.join(
         free.unique(key, keep="first"),
         on=key,

@@ -37,7 +37,7 @@ def shortened(replay: Replay, calls: Int64, to_ns: Int64) -> Change:
     graph = replay.graph
     cut = np.zeros(len(graph.call_duration), dtype=np.int64)
     cut[calls] = (graph.call_duration[calls] - to_ns).clip(0)
-    ops = np.flatnonzero((graph.issue_call >= 0) & (cut[graph.issue_call] > 0))
+    ops = replay.ops_issued_by(np.flatnonzero(cut))
     issue = (graph.issue_latency[ops] - cut[graph.issue_call[ops]]).clip(0)
     return Change(call_duration=(calls, to_ns), issue_latency=(ops, issue))
 

@@ -249,7 +249,7 @@ def _change(trace: Trace, loads: pl.DataFrame) -> Change:
     graph = replay.graph
     calls = replay.calls_of(loads)
     first = replay.calls_of(loads.filter(pl.col("kind") == "kernel launch"))
-    ops = np.flatnonzero(np.isin(graph.issue_call, first))
+    ops = replay.ops_issued_by(first)
     saved = graph.call_duration[graph.issue_call[ops]]
     return Change(
         call_duration=(calls, np.zeros_like(calls)),

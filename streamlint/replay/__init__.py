@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
-from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import polars as pl
@@ -13,7 +13,7 @@ import polars as pl
 from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64
 from streamlint.replay.graph import Edge, Graph, build
-from streamlint.replay.schedule import evaluate
+from streamlint.replay.schedule import NEVER, evaluate
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 
@@ -51,7 +51,7 @@ class Replay:
     def __init__(self, graph: Graph) -> None:
         """Wrap a built graph."""
         self.graph = graph
-        self._in_region: dict[Region, Bools] = {}
+        self._in_region: dict[Region, _Held | None] = {}
 
     def run(self, changes: Iterable[Change] = ()) -> Schedule:
         """The schedule with the changes made; without any, the recorded one exactly.
@@ -92,19 +92,16 @@ class Replay:
         From the start of its first operation to the end of its last, or to the end
         of its last iteration where the host works on after that.
         """
-        inside = self._inside(region)
-        if not inside.any():
+        held = self._held(region)
+        if held is None:
             return 0
         recorded = self.recorded
-        first = np.flatnonzero(inside)[recorded.op_start[inside].argmin()]
-        begins_sooner = recorded.op_start[first] - schedule.op_start[first]
-        end, new_end = recorded.op_end[inside].max(), schedule.op_end[inside].max()
-        own = column(self.graph.calls, "pid") == region.pid
-        made = np.flatnonzero(own & (recorded.call_end <= region.end_ns))
-        if region.iterations and len(made) and end < region.end_ns:
-            last = made[recorded.call_end[made].argmax()]
-            host = region.end_ns - recorded.call_end[last]
-            end, new_end = region.end_ns, max(new_end, schedule.call_end[last] + host)
+        begins_sooner = recorded.op_start[held.first] - schedule.op_start[held.first]
+        end, new_end = held.end_ns, schedule.op_end.max(where=held.ops, initial=NEVER)
+        if held.call is not None:
+            host = region.end_ns - recorded.call_end[held.call]
+            new_end = max(new_end, schedule.call_end[held.call] + host)
+            end = region.end_ns
         return int(end - new_end - begins_sooner)
 
     # Selecting what a change is about -----------------------------------------
@@ -115,7 +112,22 @@ class Replay:
         ``rows`` needs pid, correlation_id and start_ns.
         """
         key = ["pid", "correlation_id", "start_ns"]
-        return _indexes(self.graph.ops.join(rows, on=key, how="semi")["op"])
+        return _indexes(self.ops_at(rows).join(rows, on=key, how="semi")["op"])
+
+    def ops_at(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """The operations that start as any of these rows: few to compare with them.
+
+        pid, correlation_id, start_ns, op (their index); those that start together
+        in the order of their indexes.
+        """
+        return _starting_with(self._by_start, rows)
+
+    def ops_issued_by(self, calls: Int64) -> Int64:
+        """Indexes of the operations that these calls (indexes, each once) issued."""
+        order, issue_call = self._by_call
+        first = np.searchsorted(issue_call, calls, side="left")
+        last = np.searchsorted(issue_call, calls, side="right")
+        return np.sort(order[spans(first, last)])
 
     def calls_of(self, rows: pl.DataFrame) -> Int64:
         """Indexes of these calls (rows of `Trace.runtime_calls` or parts of them).
@@ -123,27 +135,72 @@ class Replay:
         ``rows`` needs pid, tid and start_ns.
         """
         key = ["pid", "tid", "start_ns"]
-        return _indexes(self.graph.calls.join(rows, on=key, how="semi")["call_index"])
+        calls = _starting_with(self.graph.calls.select(*key, "call_index"), rows)
+        return _indexes(calls.join(rows, on=key, how="semi")["call_index"])
 
     def constraints(
         self, *kinds: Edge, ops: Int64 | None = None, calls: Int64 | None = None
     ) -> Int64:
         """Indexes of the constraints of these kinds, on these operations or calls."""
         graph = self.graph
-        chosen = np.isin(graph.kind, [int(kind) for kind in kinds])
-        nodes = [ops] if ops is not None else []
-        nodes += [calls + graph.ops.height] if calls is not None else []
-        if nodes:
-            chosen &= np.isin(graph.node, np.concatenate(nodes))
-        return np.flatnonzero(chosen)
+        numbers = [int(kind) for kind in kinds]
+        if ops is None and calls is None:
+            return np.flatnonzero(np.isin(graph.kind, numbers))
+        on = []
+        for nodes, first in (
+            (ops, graph.op_constraints),
+            (calls, graph.call_constraints),
+        ):
+            if nodes is not None:
+                each = np.unique(nodes)
+                on.append(spans(first[each], first[each + 1]))
+        found = np.concatenate(on)
+        return found[np.isin(graph.kind[found], numbers)]
 
-    def _inside(self, region: Region) -> Bools:
+    def inside(self, region: Region) -> Bools:
+        """Which operations are judged."""
+        rows = self.graph.ops.select(region.holds() & (pl.col("kind") != "record"))
+        inside: Bools = rows.to_series().to_numpy()
+        return inside
+
+    def _held(self, region: Region) -> _Held | None:
         if region not in self._in_region:
-            rows = self.graph.ops.select(
-                region.holds() & (pl.col("kind") != "record")
-            ).to_series()
-            self._in_region[region] = rows.to_numpy()
+            self._in_region[region] = self._made_held(region)
         return self._in_region[region]
+
+    def _made_held(self, region: Region) -> _Held | None:
+        ops, recorded = self.inside(region), self.recorded
+        if not ops.any():
+            return None
+        rows = np.flatnonzero(ops)
+        first = int(rows[recorded.op_start[rows].argmin()])
+        end = int(recorded.op_end[rows].max())
+        own = column(self.graph.calls, "pid") == region.pid
+        made = np.flatnonzero(own & (recorded.call_end <= region.end_ns))
+        call = None
+        if region.iterations and len(made) and end < region.end_ns:
+            call = int(made[recorded.call_end[made].argmax()])
+        return _Held(ops, first, end, call)
+
+    @cached_property
+    def _by_start(self) -> pl.DataFrame:
+        ops = self.graph.ops.select("pid", "correlation_id", "start_ns", "op")
+        return ops.sort("start_ns", maintain_order=True)
+
+    @cached_property
+    def _by_call(self) -> tuple[Int64, Int64]:
+        """Operations in the order of the calls that issued them, and these calls."""
+        order = np.argsort(self.graph.issue_call, kind="stable")
+        return order, self.graph.issue_call[order]
+
+
+class _Held(NamedTuple):
+    """What of a region a saving is told by; ``call`` is its last where that counts."""
+
+    ops: Bools
+    first: int
+    end_ns: int
+    call: int | None
 
 
 def replay_of(trace: Trace) -> Replay:
@@ -170,33 +227,33 @@ def _replay_of(trace: Trace) -> Replay:
     return Replay(build(trace))
 
 
+_CHANGING = {
+    "op_duration": "op_duration",
+    "call_duration": "call_duration",
+    "think": "think_ns",
+    "latency": "latency",
+    "issue_latency": "issue_latency",
+}
+"""Of a `Change` and of a `Graph`."""
+
+
 def _changed(graph: Graph, changes: Iterable[Change]) -> Graph:
-    active = graph.active.copy()
-    values = {
-        name: getattr(graph, field).copy()
-        for name, field in (
-            ("op_duration", "op_duration"),
-            ("call_duration", "call_duration"),
-            ("think", "think_ns"),
-            ("latency", "latency"),
-            ("issue_latency", "issue_latency"),
-        )
-    }
+    changed: dict[str, Any] = {}
+
+    def own(field: str) -> Any:
+        if field not in changed:
+            changed[field] = getattr(graph, field).copy()
+        return changed[field]
+
     for change in changes:
-        active[change.drop] = False
-        for name, array in values.items():
+        if len(change.drop):
+            own("active")[change.drop] = False
+        for name, field in _CHANGING.items():
             index, value = getattr(change, name)
-            array[index] = np.minimum(array[index], value)
-    return replace(
-        graph,
-        active=active,
-        op_duration=values["op_duration"],
-        call_duration=values["call_duration"],
-        think_ns=values["think"],
-        handover_ns=graph.handover_ns,
-        latency=values["latency"],
-        issue_latency=values["issue_latency"],
-    )
+            if len(index):
+                values = own(field)
+                values[index] = np.minimum(values[index], value)
+    return replace(graph, **changed)
 
 
 def _schedule(graph: Graph) -> Schedule:
@@ -212,5 +269,24 @@ def span_ns(schedule: Schedule, rows: Bools | None = None) -> int:
     return int(ends.max() - starts.min()) if len(starts) else 0
 
 
+def spans(first: Int64, last: Int64) -> Int64:
+    """All indexes from each first one up to its last one, that excluded."""
+    lengths = last - first
+    begins = np.cumsum(lengths) - lengths
+    indexes: Int64 = np.arange(lengths.sum()) + np.repeat(first - begins, lengths)
+    return indexes
+
+
+def _starting_with(frame: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """The rows of ``frame``, sorted by start_ns, that start as any of ``rows``.
+
+    A join with all of a large frame takes many times as long.
+    """
+    instants = np.unique(column(rows, "start_ns"))
+    starts = column(frame, "start_ns")
+    first = np.searchsorted(starts, instants, side="left")
+    return frame[spans(first, np.searchsorted(starts, instants, side="right"))]
+
+
 def _indexes(series: pl.Series) -> Int64:
-    return series.cast(pl.Int64).to_numpy()
+    return np.sort(series.cast(pl.Int64).to_numpy())

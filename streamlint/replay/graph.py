@@ -680,7 +680,7 @@ class _Builder:
         returned = active & (kind == Edge.WAIT) & waited
         if returned.any():
             plain[(kind == Edge.WAIT)] = int(np.median(latency[returned]))
-        kinds, indexes = self._event_order()
+        kinds, indexes = self._event_order(held[number_ops:] > 0)
         previous, think, handover, handover_ns = self._threads()
         return Graph(
             ops=self.ops,
@@ -824,15 +824,19 @@ class _Builder:
             handover_ns[index[handed]] = passed[handed]
         return previous, think.clip(0), handover, handover_ns
 
-    def _event_order(self) -> tuple[Int64, Int64]:
-        """All events by recorded time; a thread's own keep their sequence."""
-        calls = len(self.call_start)
+    def _event_order(self, waiting: Bools) -> tuple[Kinds, Indexes]:
+        """All events by recorded time; a thread's own keep their sequence.
+
+        Ends of calls are events where the call is ``waiting`` for something.
+        """
         both = np.stack([self.call_start, self.call_end], axis=1).ravel()
-        order = np.argsort(np.concatenate([both, self.start]), kind="stable")
-        is_call = order < 2 * calls
+        happens = np.stack([np.ones_like(waiting), waiting], axis=1).ravel()
+        events = np.flatnonzero(happens)
+        order = np.argsort(np.concatenate([both[events], self.start]), kind="stable")
         # Starts are CALL_START, ends CALL_END: 0 and 1.
-        kinds = np.where(is_call, order & 1, OPERATION)
-        return kinds, np.where(is_call, order >> 1, order - 2 * calls)
+        kinds = np.concatenate([events & 1, np.full(len(self.start), OPERATION)])
+        indexes = np.concatenate([events >> 1, np.arange(len(self.start))])
+        return kinds.astype(np.int8)[order], _index(indexes)[order]
 
 
 def _index(values: Int64) -> Indexes:

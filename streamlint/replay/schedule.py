@@ -55,7 +55,7 @@ def evaluate(graph: Graph) -> tuple[Int64, Int64, Int64]:
     calls, ops = len(graph.call_first), len(graph.op_duration)
     op_times = [np.full(ops, NEVER) for _ in range(2)]
     call_times = [np.zeros(calls, dtype=np.int64) for _ in range(2)]
-    reached = np.full(len(graph.member), NEVER)
+    reached = np.empty(len(graph.member), dtype=np.int64)
     known = np.zeros(len(graph.group_offset), dtype=np.int64)
     results = [*op_times, *call_times, reached, known]
     if len(graph.event_kind) >= COMPILED_FROM and (compiled := _compiled()):
@@ -119,6 +119,9 @@ def _pass(
                 if handed > time:  # max() is a call, which an interpreter feels
                     time = handed
             call_start[index] = time
+            if call_constraints[index] == call_constraints[index + 1]:
+                # Waits for nothing: has no end of its own in the order of events.
+                call_end[index] = time + call_duration[index] + call_delay[index]
             continue
         if kind == CALL_END:
             time = call_start[index] + call_duration[index]
