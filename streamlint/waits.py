@@ -12,7 +12,7 @@ import polars as pl
 from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64, Intervals, union
 from streamlint.replay import Edge, replay_of
-from streamlint.steady import column, groups, of_process
+from streamlint.steady import ascending, column, groups, of_process
 from streamlint.trace.model import Trace
 
 READBACK_BYTES = 1_024
@@ -82,11 +82,12 @@ def without_readbacks(trace: Trace, calls: pl.DataFrame) -> Change:
     )
     graph, rows = replay.graph, replay.ops_of(copied)
     made = graph.issue_call[rows].astype(np.int64)
-    made = np.unique(made[made >= 0])
+    made = ascending(made[made >= 0])
     # Neither they nor what follows them wait for the switch from engine to engine.
-    before = graph.member[graph.group_offset[graph.group] + graph.count - 1]
-    beside = np.isin(graph.node, rows) | np.isin(before, rows)
-    follows = np.flatnonzero(beside & (graph.kind == Edge.STREAM))
+    order, node, before = replay.in_streams
+    copy = np.zeros(graph.ops.height, dtype=np.bool_)
+    copy[rows] = True
+    follows = order[copy[node] | copy[before]]
     gone = np.concatenate([waits.call_duration[0], made])
     return Change(
         drop=np.concatenate(
@@ -283,7 +284,7 @@ def _pending(
     order = np.argsort(start, kind="stable")
     rank = np.empty(len(start), dtype=np.int64)
     rank[order] = np.arange(len(start))
-    ids = np.unique(stream)
+    ids = ascending(stream)
     width = len(start) + 1
     keys = np.searchsorted(ids, stream) * width + rank
     before = np.searchsorted(start[order], instants, side="left")

@@ -96,7 +96,12 @@ def ops_asked_by(trace: Trace, calls: pl.DataFrame) -> pl.DataFrame:
 
 def _sharing_key(rows: pl.DataFrame, keys: pl.DataFrame) -> pl.DataFrame:
     on = ["pid", "correlation_id"]
-    return rows.join(keys, on=on, how="semi", maintain_order="left")
+    pids = distinct(keys, "pid")
+    if len(pids) != 1:
+        return rows.join(keys, on=on, how="semi", maintain_order="left")
+    # A fifth of the time of a join by two columns.
+    ids = keys["correlation_id"].unique().implode()
+    return rows.filter((pl.col("pid") == pids[0]) & pl.col("correlation_id").is_in(ids))
 
 
 def sites(trace: Trace, calls: pl.DataFrame) -> pl.Series:

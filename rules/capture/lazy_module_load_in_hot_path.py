@@ -105,20 +105,24 @@ def lazy_module_load_in_hot_path(trace: Trace) -> Outcome:
 
 
 def _launches(trace: Trace, pid: int) -> pl.DataFrame:
-    """Launch calls of single kernels in order: kernel, took_ns, first, pending."""
-    key = ["pid", "correlation_id"]
-    names = trace.kernels.filter(
+    """Launch calls of single kernels in order: kernel, took_ns, first, pending.
+
+    row (of `Trace.launches`), pid, correlation_id, start_ns, end_ns.
+    """
+    key = "correlation_id"
+    names = trace.kernels.lazy().filter(
         (pl.col("pid") == pid) & pl.col("graph_node_id").is_null()
     )
     names = names.select(
-        *key,
+        key,
         pl.coalesce("full_name", "name").fill_null("kernel").alias("kernel"),
         pl.col("end_ns").alias("done_ns"),
     )
     calls = (
-        trace.launches.filter(
-            (pl.col("pid") == pid) & (pl.col("kind") == "kernel launch")
-        )
+        trace.launches.lazy()
+        .with_row_index("row")
+        .filter((pl.col("pid") == pid) & (pl.col("kind") == "kernel launch"))
+        .select("row", "pid", key, "start_ns", "end_ns")
         .join(
             names.unique(key, keep="first", maintain_order=True),
             on=key,
@@ -130,6 +134,7 @@ def _launches(trace: Trace, pid: int) -> pl.DataFrame:
             (pl.col("end_ns") - pl.col("start_ns")).alias("took_ns"),
             pl.col("kernel").is_first_distinct().alias("first"),
         )
+        .collect()
     )
     done = np.searchsorted(np.sort(column(calls, "done_ns")), column(calls, "start_ns"))
     pending = np.arange(calls.height) - done
@@ -176,13 +181,16 @@ def _loads(
                 pl.col("name").cast(pl.String).str.contains(_QUERIES)
             ).with_columns(what=pl.col("name") + " loads a function"),
         ]
+    slow = launches.filter(
+        region.holds()
+        & pl.col("first")
+        & (took >= trace.limit(LONG_FACTOR) * usual)
+        & (pl.col("pending") < QUEUE_DEPTH)
+    )
     parts.append(
-        launches.filter(
-            region.holds()
-            & pl.col("first")
-            & (took >= trace.limit(LONG_FACTOR) * usual)
-            & (pl.col("pending") < QUEUE_DEPTH)
-        ).with_columns(what=pl.lit("the first launch loads ") + pl.col("kernel"))
+        trace.launches[slow["row"]].with_columns(
+            what="the first launch loads " + slow["kernel"]
+        )
     )
     return pl.concat([part.select(columns) for part in parts]).sort("start_ns")
 

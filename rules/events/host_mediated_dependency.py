@@ -11,8 +11,8 @@ from streamlint.blocking import launches_block
 from streamlint.changes import Change
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Evidence, Finding
-from streamlint.intervals import Bools, Int64
-from streamlint.replay import Edge, replay_of, replayed
+from streamlint.intervals import Int64
+from streamlint.replay import Edge, replay_of, replayed, spans
 from streamlint.replay.graph import EVENT_NS
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
@@ -211,7 +211,7 @@ def _finding(
         ),
     )
     longest = calls.sort("idle_ns", descending=True, maintain_order=True).head(5)
-    streams = sorted({*calls["stream_id"], *calls["next_stream_id"]})
+    streams = sorted({*calls["stream_id"].unique(), *calls["next_stream_id"].unique()})
     of_streams = pl.col("stream_id").is_in(pl.Series(streams).implode())
     ops = ops_where(trace, region.holds(), of_streams)
     return Finding(
@@ -251,11 +251,8 @@ def _change(trace: Trace, calls: pl.DataFrame) -> Change:
     waits = replay.calls_of(calls)
     after, covered = _host_work_after(trace, waits)
     remaining = 1.0 - covered
-    part = np.full(len(graph.call_end), np.nan)
-    part[after] = covered
-    called = np.flatnonzero(graph.issue_call >= 0)
-    early = part[graph.issue_call[called]]
-    ops, early = called[~np.isnan(early)], early[~np.isnan(early)]
+    ops = replay.ops_issued_by(after)
+    early = covered[np.searchsorted(after, graph.issue_call[ops])]
     issue = graph.issue_latency[ops] * (1.0 - early) + EVENT_NS * early
     returns = replay.constraints(Edge.WAIT, calls=waits)
     return Change(
@@ -270,24 +267,29 @@ def _host_work_after(trace: Trace, waits: Int64) -> tuple[Int64, np.ndarray]:
     """Calls between these waits and the next ones, and which part fits in the wait."""
     graph = replay_of(trace).graph
     segments = trace.derived(_segments)
+    # Waits begin segments, each its own.
     number = segments.number[waits]
     blocked = graph.call_end[waits] - graph.call_first[waits]
     blocked = blocked - graph.call_duration[waits]
-    part = np.full(len(segments.work_ns), np.nan)
-    part[number] = (blocked / segments.work_ns[number].clip(1)).clip(0.0, 1.0)
-    covered = np.where(segments.is_wait, np.nan, part[segments.number])
-    after = np.flatnonzero(~np.isnan(covered))
-    return after, covered[after]
+    part = (blocked / segments.work_ns[number].clip(1)).clip(0.0, 1.0)
+    first, last = segments.begins[number] + 1, segments.begins[number + 1]
+    after = segments.calls[spans(first, last)]
+    covered = np.repeat(part, last - first)
+    order = np.argsort(after, kind="stable")
+    return after[order], covered[order]
 
 
 class _Segments(NamedTuple):
-    """Calls of a thread from one wait to the next: a number for each call.
+    """Calls of a thread from one wait to the next.
 
-    ``work_ns`` is by number: what the thread does in a segment but for the wait.
+    ``number`` is that of each call's segment, ``calls`` has them segment by segment,
+    in which each ``begins`` (one more than there are), and ``work_ns`` what the thread
+    does there but for the wait.
     """
 
     number: Int64
-    is_wait: Bools
+    calls: Int64
+    begins: Int64
     work_ns: Int64
 
 
@@ -305,7 +307,9 @@ def _segments(trace: Trace) -> _Segments:
     work = np.where(is_wait, 0, graph.call_duration + graph.think_ns)
     work_ns = np.zeros(int(begins.sum()), dtype=np.int64)
     np.add.at(work_ns, number, work)
-    return _Segments(number, is_wait, work_ns)
+    return _Segments(
+        number, by_thread, np.append(np.flatnonzero(begins), len(begins)), work_ns
+    )
 
 
 def _rounded(values: np.ndarray) -> Int64:

@@ -139,7 +139,7 @@ def _told_by_marks(
             Evidence(start, end, f"{name}, the last under a window", correlation_id),
             Evidence(first, until, f"{after.height} kernels without a window"),
         ),
-        identity=("not reset", *sorted(set(after["name"]))[:8]),
+        identity=("not reset", *sorted(after["name"].unique())[:8]),
     )
 
 

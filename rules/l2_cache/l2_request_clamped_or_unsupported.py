@@ -222,7 +222,7 @@ def _of_kernels(
             ).iter_rows()
         ),
         fix=fix,
-        identity=(identity, *sorted(set(kernels["name"]))[:8]),
+        identity=(identity, *sorted(kernels["name"].unique())[:8]),
     )
 
 

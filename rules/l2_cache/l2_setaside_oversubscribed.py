@@ -269,5 +269,5 @@ def _finding(
         occurrences=kernels.height,
         evidence=evidence,
         fix=fix,
-        identity=(cause, *sorted(set(kernels["name"]))[:8]),
+        identity=(cause, *sorted(kernels["name"].unique())[:8]),
     )

@@ -224,7 +224,7 @@ def _finding(
         fix="set an access policy window (cudaStreamSetAttribute) for the data that "
         "are reused, or set the limit cudaLimitPersistingL2CacheSize back to 0; mark "
         "launches that use cuda::annotated_ptr as a window",
-        identity=("unused", *sorted(set(ran["name"]))[:8]),
+        identity=("unused", *sorted(ran["name"].unique())[:8]),
     )
 
 

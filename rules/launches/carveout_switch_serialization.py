@@ -232,7 +232,7 @@ def _finding(trace: Trace, region: Region, held: pl.DataFrame) -> Finding:
         ),
         fix="give kernels that should overlap the same preferred carve-out, large "
         "enough for both, and measure; what relied on taking turns may then race",
-        identity=("carve-out", *sorted(set(held["name"]))[:8]),
+        identity=("carve-out", *sorted(held["name"].unique())[:8]),
         change=change,
     )
 

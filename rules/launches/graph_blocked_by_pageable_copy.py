@@ -163,7 +163,7 @@ def _finding(
         fix="page-lock the buffers of the graph's copies once (cudaHostAlloc, or "
         "cudaHostRegister), and synchronize before the host reads or refills them, or "
         "data may race",
-        identity=("pageable copy", str(site or ""), *sorted(set(ops["name"]))[:8]),
+        identity=("pageable copy", str(site or ""), *sorted(ops["name"].unique())[:8]),
         change=change,
     )
 

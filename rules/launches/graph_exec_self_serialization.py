@@ -180,7 +180,7 @@ def _finding(
         identity=(
             "one executable graph",
             str(site or ""),
-            *sorted(set(ops["name"]))[:8],
+            *sorted(ops["name"].unique())[:8],
         ),
         change=change,
     )

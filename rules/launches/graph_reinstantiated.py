@@ -286,7 +286,11 @@ def _finding(trace: Trace, region: Region, calls: _Churn, failed: int) -> Findin
             ).iter_rows()
         ),
         fix=_FIX_FAILED if failed >= trace.limit(MIN_INSTANTIATIONS) else _FIX,
-        identity=("instantiated", made["site"][0] or "", *sorted(set(ops["name"]))[:8]),
+        identity=(
+            "instantiated",
+            made["site"][0] or "",
+            *sorted(ops["name"].unique())[:8],
+        ),
         change=changes and changes[1],
     )
 

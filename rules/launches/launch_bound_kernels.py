@@ -263,7 +263,7 @@ def _finding(
         occurrences=count,
         evidence=evidence,
         fix=_FIX,
-        identity=("launch-bound", *sorted(set(launched["name"]))[:8]),
+        identity=("launch-bound", *sorted(launched["name"].unique())[:8]),
         change=changes and changes[1],
     )
 

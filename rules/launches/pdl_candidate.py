@@ -160,7 +160,10 @@ def _finding(trace: Trace, region: Region, pairs: pl.DataFrame) -> Finding:
         fix="launch the second kernel with cudaLaunchKernelEx and programmatic stream "
         "serialization, and call cudaGridDependencySynchronize in it before it touches "
         "what the first one writes, or results may race",
-        identity=("gaps", *sorted({*pairs["before_name"], *pairs["name"]})[:8]),
+        identity=(
+            "gaps",
+            *sorted({*pairs["before_name"].unique(), *pairs["name"].unique()})[:8],
+        ),
         change=change,
     )
 

@@ -229,7 +229,7 @@ def _finding(
         fix="launch kernels that don't depend on each other into several streams or as "
         "branches of a graph, and join them with events; those that use each other's "
         "results would race",
-        identity=("underfilled", *sorted(set(runs["name"]))[:8]),
+        identity=("underfilled", *sorted(runs["name"].unique())[:8]),
         change=change,
     )
 

@@ -261,7 +261,7 @@ def _finding(trace: Trace, region: Region, chain: _Chain) -> Finding:
         fix="cut the work into pieces on two to four non-blocking streams with pinned "
         "buffers and cudaMemcpyAsync; order pieces that need each other with an event, "
         "or results may race",
-        identity=("one stream", *chain.lanes, *sorted(set(kernels))[:8]),
+        identity=("one stream", *chain.lanes, *sorted(kernels.unique())[:8]),
     )
 
 

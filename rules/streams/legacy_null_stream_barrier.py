@@ -175,7 +175,7 @@ def _judge(
         occurrences=held,
         evidence=evidence,
         fix=_FIX,
-        identity=("barrier", *sorted(set(null["name"]))[:8]),
+        identity=("barrier", *sorted(null["name"].unique())[:8]),
         change=change,
     )
 
@@ -222,7 +222,7 @@ def _latent(
             ),
         ),
         fix=_FIX,
-        identity=("latent", *sorted(set(null["name"]))[:8]),
+        identity=("latent", *sorted(null["name"].unique())[:8]),
     )
 
 

@@ -224,6 +224,10 @@ def _finding(
         ),
         fix="split the low-priority kernel into shorter ones, or launch it with fewer "
         "blocks than the GPU has room for",
-        identity=("waits for", *sorted(set(holders))[:4], *sorted(set(held["name"]))),
+        identity=(
+            "waits for",
+            *sorted(set(holders))[:4],
+            *sorted(held["name"].unique()),
+        ),
         change=change,
     )

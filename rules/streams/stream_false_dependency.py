@@ -179,7 +179,7 @@ def _finding(
             ).iter_rows()
         ),
         fix=_FIX if streams <= MOST_QUEUES else f"use fewer streams, and {_FIX}",
-        identity=("queue", *sorted(set(kernels))[:8]),
+        identity=("queue", *sorted(kernels.unique())[:8]),
         change=change,
     )
 

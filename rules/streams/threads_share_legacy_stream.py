@@ -226,5 +226,5 @@ def _finding(
         ),
         fix="compile with --default-stream per-thread, or pass each thread a stream of "
         "its own; keep an order that is needed with events, or results may race",
-        identity=("threads", *sorted(set(held["name"]))[:8]),
+        identity=("threads", *sorted(held["name"].unique())[:8]),
     )

@@ -431,6 +431,6 @@ def _finding(
         fix="measure chunks of a few sizes between 1 and 16 MiB and take the best; "
         "give each stream a buffer of its own and keep it untouched until its chunk is "
         "done, or data may race",
-        identity=(identity, *sorted(set(kernels))[:8]),
+        identity=(identity, *sorted(kernels.unique())[:8]),
         change=change,
     )

@@ -124,15 +124,22 @@ def _numbered_runs(trace: Trace) -> pl.DataFrame:
         return small
     key = ["pid", "stream_id", "correlation_id", "start_ns"]
     stream = ["pid", "stream_id"]
+    follows = pl.col("place") - pl.col("place").shift(1) <= 1
     near = pl.col("issue_ns") - pl.col("issue_ns").shift(1) <= trace.limit(MAX_GAP_NS)
     same = pl.col("direction") == pl.col("direction").shift(1)
-    goes_on = (near & same).over(stream).fill_null(value=False)
+    goes_on = (follows & near & same).over(stream).fill_null(value=False)
+    places = (
+        trace.gpu_ops.lazy()
+        .select(*key, "engine", pl.int_range(pl.len()).over(stream).alias("place"))
+        .filter(pl.col("engine").is_in(("HtoD", "DtoH")))
+        .drop("engine")
+        .collect()
+    )
     return (
-        trace.gpu_ops.select(key)
-        .join(small, on=key, how="left", maintain_order="left")
+        places.join(small, on=key, how="inner", maintain_order="left_right")
         .sort("pid", "stream_id", maintain_order=True)
         .with_columns((~goes_on).cum_sum().alias("run"))
-        .filter(pl.col("direction").is_not_null())
+        .drop("place")
     )
 
 

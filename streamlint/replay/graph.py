@@ -740,6 +740,8 @@ class _Builder:
     ) -> Int64:
         """Parallel branches of a graph follow the last node that had ended."""
         in_graph = self.ops["graph_node_id"].is_not_null().to_numpy()
+        if not in_graph.any():
+            return count
         node_op = np.minimum(node, len(in_graph) - 1)
         late = reached[offset[group] + count - 1] > at
         branch = np.flatnonzero((kind == Edge.STREAM) & late & in_graph[node_op])
