@@ -28,7 +28,7 @@ _MAX_CALLS = 64
 _MAX_STACK = 64
 _OP_PLACE = (
     *("pid", "tid", "device_id", "context_id", "stream_id", "correlation_id"),
-    *("start_ns", "end_ns", "kind", "name"),
+    *("start_ns", "end_ns", "issue_ns", "kind", "name"),
 )
 
 
@@ -77,7 +77,7 @@ def locate(
 
 
 def ops_where(trace: Trace, *conditions: pl.Expr) -> pl.DataFrame:
-    """The operations for which these hold, with what `locate` looks at.
+    """The operations for which these hold, with what `locate` and allowances need.
 
     A finding may be about most of a large trace: other columns would fill the memory.
     """

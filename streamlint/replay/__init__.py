@@ -12,7 +12,7 @@ import polars as pl
 
 from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64
-from streamlint.replay.graph import Edge, Graph, build
+from streamlint.replay.graph import Edge, Graph, Indexes, build
 from streamlint.replay.schedule import NEVER, evaluate
 from streamlint.steady import Region, ascending, column
 from streamlint.trace.model import Trace
@@ -159,7 +159,7 @@ class Replay:
         return found[np.isin(graph.kind[found], numbers)]
 
     @cached_property
-    def in_streams(self) -> tuple[Int64, Int64, Int64]:
+    def in_streams(self) -> tuple[Int64, Indexes, Indexes]:
         """Constraints of the order of streams: indexes, operations, those before."""
         graph = self.graph
         order = self.constraints(Edge.STREAM)
@@ -197,9 +197,9 @@ class Replay:
         return ops.sort("start_ns", maintain_order=True)
 
     @cached_property
-    def _by_call(self) -> tuple[Int64, Int64]:
+    def _by_call(self) -> tuple[Int64, Indexes]:
         """Operations in the order of the calls that issued them, and these calls."""
-        order = np.argsort(self.graph.issue_call, kind="stable")
+        order: Int64 = np.argsort(self.graph.issue_call, kind="stable")
         return order, self.graph.issue_call[order]
 
 
@@ -278,7 +278,7 @@ def span_ns(schedule: Schedule, rows: Bools | None = None) -> int:
     return int(ends.max() - starts.min()) if len(starts) else 0
 
 
-def spans(first: Int64, last: Int64) -> Int64:
+def spans(first: Int64 | Indexes, last: Int64 | Indexes) -> Int64:
     """All indexes from each first one up to its last one, that excluded."""
     lengths = last - first
     begins = np.cumsum(lengths) - lengths

@@ -712,8 +712,8 @@ class _Builder:
             group_offset=offset[:-1],
             group_by_start=by_start,
             member=_index(member),
-            event_kind=kinds.astype(np.int8),
-            event_index=_index(indexes),
+            event_kind=kinds,
+            event_index=indexes,
         )
 
     def _constraints(self) -> tuple[Int64, Int64, Int64, Int64, Int64]:
