@@ -539,6 +539,29 @@ def test_columns_outlive_the_file(sound: Path) -> None:
         file.read_int_columns(page, [0])
 
 
-def test_batches_join_up(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_batches_join_up(
+    sound: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
     monkeypatch.setattr(pages, "_BATCH_BYTES", 512 * 7)
+    monkeypatch.setattr(pages, "cpus", lambda: threads)
     assert agrees(sound, "t", [0, 2, 3])
+
+
+def test_damage_that_one_of_several_threads_meets_is_refused(
+    sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "_BATCH_BYTES", 512 * 7)
+    monkeypatch.setattr(pages, "cpus", lambda: 3)
+    with PageFile(sound) as file:
+        leaves = file._leaves(root(sound, "t"))
+    assert len(leaves) > 7 * 3 * pages._BATCHES_A_THREAD
+    data = bytearray(sound.read_bytes())
+    data[int(leaves[-20]) * 512] = 2  # an index page
+    damaged = tmp_path / "damaged.sqlite"
+    damaged.write_bytes(data)
+    with (
+        PageFile(damaged) as file,
+        pytest.raises(UnsupportedLayout, match="not a page"),
+    ):
+        file.read_int_columns(root(sound, "t"), [0])

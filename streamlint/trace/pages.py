@@ -10,22 +10,29 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from threading import Lock
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from streamlint.machine import cpus
 
 _Array = npt.NDArray[Any]
 _Ints = npt.NDArray[np.int64]
 _Bytes = npt.NDArray[np.uint8]
 
+_T = TypeVar("_T")
+
 _INTERIOR, _LEAF = 5, 13
 _MAX_DEPTH = 20
 # About the size of an L2 cache: every column of a batch reads it again.
 _BATCH_BYTES = 2 << 20
+_BATCHES_A_THREAD = 4
+_MOST_THREADS = 8
 # Two 9-byte varints and an 8-byte load from the last byte of a page end within this.
 _PADDING = 32
 
@@ -101,6 +108,7 @@ class PageFile:
             beside = path.with_name(path.name + suffix)
             with suppress(FileNotFoundError):
                 _require(beside.stat().st_size == 0, f"{beside.name} is not empty")
+        self._lock = Lock()
         self._file = path.open("rb", buffering=0)
         try:
             header = self._file.read(100)
@@ -146,35 +154,18 @@ class PageFile:
         if not columns:
             return []
         leaves = self._leaves(root_page)
-        size = self._size
-        batch = min(max(1, _BATCH_BYTES // size), leaves.size)
-        buffer = np.zeros(batch * size + _PADDING, np.uint8)
         at = 100 if leaves[0] == 0 else 0
+        most = max(1, _BATCH_BYTES // self._size)
+        batches = [leaves[i : i + most] for i in range(0, leaves.size, most)]
         # Parts in the width that they are stored in, or None where all are valid.
         values: dict[int, list[_Array]] = {column: [] for column in columns}
         valid: dict[int, list[tuple[int, _Array | None]]] = {c: [] for c in columns}
-        rows = 0
-        for i in range(0, leaves.size, batch):
-            numbers = leaves[i : i + batch]
-            pages = buffer[: numbers.size * size].reshape(-1, size)
-            self._read(numbers, pages)
-            counts = _cell_counts(pages, _LEAF, at, self._usable)
-            # A row takes a pointer, three lengths and a byte per column, so damaged
-            # counts cannot ask for more than 8 bytes per byte of the file.
-            spent = int(counts.sum()) * (max(columns) + 6)
-            _require(spent <= numbers.size * self._usable, "too many cells")
-            starts = _cell_starts(pages, counts, at + 8, self._usable)
-            rows += starts.size
-            for column, kind, data in _fields(
-                buffer, starts, size, self._usable, values
-            ):
-                some = kind != _NULL if kind.min() == _NULL else None
-                if column in narrow:
-                    data, fits = narrowed(data)
-                    if fits is not None:
-                        some = fits if some is None else fits & some
+        for found in _mapped(
+            lambda numbers: self._batch(numbers, at, values, narrow), batches
+        ):
+            for column, data, some in found:
                 values[column].append(data)
-                valid[column].append((starts.size, some))
+                valid[column].append((len(data), some))
         joined = {
             column: _joined(
                 values.pop(column), np.int32 if column in narrow else np.int64
@@ -183,6 +174,34 @@ class PageFile:
         }
         return [IntColumn(joined[c], _all_valid(valid[c])) for c in columns]
 
+    def _batch(
+        self,
+        numbers: _Ints,
+        at: int,
+        columns: Collection[int],
+        narrow: Collection[int],
+    ) -> list[tuple[int, _Array, _Array | None]]:
+        """The columns of these leaves: position, values, and which are valid."""
+        size = self._size
+        buffer = np.zeros(numbers.size * size + _PADDING, np.uint8)
+        pages = buffer[: numbers.size * size].reshape(-1, size)
+        self._read(numbers, pages)
+        counts = _cell_counts(pages, _LEAF, at, self._usable)
+        # A row takes a pointer, three lengths and a byte per column, so damaged
+        # counts cannot ask for more than 8 bytes per byte of the file.
+        spent = int(counts.sum()) * (max(columns) + 6)
+        _require(spent <= numbers.size * self._usable, "too many cells")
+        starts = _cell_starts(pages, counts, at + 8, self._usable)
+        found: list[tuple[int, _Array, _Array | None]] = []
+        for column, kind, data in _fields(buffer, starts, size, self._usable, columns):
+            some = kind != _NULL if kind.min() == _NULL else None
+            if column in narrow:
+                data, fits = narrowed(data)
+                if fits is not None:
+                    some = fits if some is None else fits & some
+            found.append((column, data, some))
+        return found
+
     def _read(self, numbers: _Ints, pages: _Bytes) -> None:
         """Read the pages of these numbers, from 0, into the rows of `pages`."""
         view = pages.data.cast("B")
@@ -190,8 +209,10 @@ class PageFile:
         first = 0
         for end, number in zip(ends, numbers[[0, *ends[:-1]]].tolist(), strict=True):
             part = view[first * self._size : end * self._size]
-            self._file.seek(number * self._size)
-            _require(self._file.readinto(part) == len(part), "file cut off")
+            with self._lock:
+                self._file.seek(number * self._size)
+                read = self._file.readinto(part)
+            _require(read == len(part), "file cut off")
             first = end
 
     def _leaves(self, root: int) -> _Ints:
@@ -240,6 +261,24 @@ def _page_size(header: bytes, *, immutable: bool) -> tuple[int, int]:
     _require(versions.issuperset(header[18:20]), "WAL mode or unknown version")
     _require(header[21:24] == b"\x40\x20\x20", "bad payload fractions")
     return size, usable
+
+
+def _mapped(make: Callable[[_Ints], _T], batches: Sequence[_Ints]) -> Iterable[_T]:
+    """What ``make`` gives for each batch, in their order; in threads if that pays.
+
+    Nearly all of the time is numpy's, which works side by side.
+    """
+    threads = min(_MOST_THREADS, cpus(), len(batches) // _BATCHES_A_THREAD)
+    if threads < 2:
+        yield from map(make, batches)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(threads) as pool:
+        try:
+            yield from pool.map(make, batches)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _joined(parts: list[_Array], dtype: type[np.signedinteger[Any]]) -> _Array:
