@@ -10,10 +10,13 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
 from tracebuilder import TraceBuilder
 
 from streamlint.completeness import unrecorded_calls
-from streamlint.trace import open_trace
+from streamlint.trace import open_trace, reader
 from streamlint.trace.calls import call_kind, plain_name
 from streamlint.trace.model import Trace
 from streamlint.trace.stacks import decode_blob, encode_blob, encode_json
@@ -684,6 +687,27 @@ def test_a_row_number_that_the_file_has_no_room_for_is_not_believed(
         db.commit()
     with open_trace(path) as trace:
         assert 0 < trace.rows < path.stat().st_size
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(5, 7)), max_size=8), st.booleans()
+)
+@settings(deadline=None)
+def test_rows_come_by_start_and_end_and_else_as_they_are(
+    times: list[tuple[int, int]], in_order: bool
+) -> None:
+    if in_order:
+        times = sorted(times, key=lambda time: time[0])
+    frame = pl.DataFrame(
+        [(start, end, row) for row, (start, end) in enumerate(times)],
+        schema={"start_ns": pl.Int64, "end_ns": pl.Int64, "row": pl.Int64},
+        orient="row",
+    )
+    expected = frame.sort("start_ns", "end_ns", maintain_order=True)
+    assert_frame_equal(reader._by_time(frame), expected)
+    starts = frame.drop("end_ns")
+    expected = starts.sort("start_ns", maintain_order=True)
+    assert_frame_equal(reader._by_time(starts), expected)
 
 
 def test_frames_of_many_rows_are_narrow() -> None:

@@ -619,7 +619,7 @@ class Trace:
         """
         columns = list(_OP_COLUMNS)
         parts = [
-            self._sized_kernels.select_seq(
+            self._sized_kernels().select_seq(
                 *columns,
                 "sm_fraction",
                 _word("kernel").alias("kind"),
@@ -680,7 +680,6 @@ class Trace:
             .sort("start_ns", "end_ns", maintain_order=True)
         )
 
-    @cached_property
     def _sized_kernels(self) -> pl.DataFrame:
         """Kernels with sm_fraction: blocks over the blocks that fit at once.
 

@@ -259,10 +259,7 @@ class ExportFile:
                 usable &= (start != 0) & (end >= start)
         kept = frame if usable.all() else frame.filter(usable)
         self.invalid_rows[table.name] = frame.height - kept.height
-        order = [c for c in ("start_ns", "end_ns") if c in frame.columns]
-        if kept.height < 2 or _ascending(kept["start_ns"]):
-            return kept
-        return kept.sort(order, maintain_order=True)
+        return _by_time(kept)
 
     @cached_property
     def _strings(self) -> tuple[Int64, pl.Series]:
@@ -313,8 +310,9 @@ class ExportFile:
         series: dict[str, pl.Series] = {}
         taken = self._read_pages(layout, whole) if not other else None
         if taken is not None:
-            for column, values in zip(whole, taken, strict=True):
-                series[column.name] = _as_series(column.name, values)
+            for column in whole:
+                # Nothing is twice in memory for longer than its turn.
+                series[column.name] = _as_series(column.name, taken.pop(0))
         else:
             # One cursor pass for all, so that the columns stay in step.
             series.update(self._read_cursor(source, [*whole, *other]))
@@ -579,10 +577,27 @@ def _nulls(column: Column, rows: int) -> pl.Series:
     return nothing.alias(column.name)
 
 
-def _ascending(series: pl.Series) -> bool:
-    """Whether every value is larger than the one before: nothing is left to sort."""
-    values = series.to_numpy()
-    return bool((values[1:] > values[:-1]).all())
+def _by_time(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame sorted by start and end, otherwise in the order that it has."""
+    start = frame["start_ns"].to_numpy()
+    later = start[1:] > start[:-1]
+    if later.all():
+        return frame  # as nsys exports nearly all tables
+    keys = [c for c in ("start_ns", "end_ns") if c in frame.columns]
+    same = start[1:] == start[:-1]
+    if not (later | same).all() or len(keys) < 2 or frame["end_ns"].null_count():
+        return frame.sort(keys, maintain_order=True)
+    # Only rows that start together may change places.
+    tied = np.zeros(len(start), np.bool_)
+    tied[1:] = same
+    tied[:-1] |= same
+    rows = np.flatnonzero(tied)
+    by_end = rows[np.lexsort((frame["end_ns"].to_numpy()[rows], start[rows]))]
+    if (by_end == rows).all():
+        return frame
+    order = np.arange(len(start))
+    order[rows] = by_end
+    return frame[order]
 
 
 def _as_series(name: str, column: IntColumn) -> pl.Series:
