@@ -18,6 +18,7 @@ from streamlint.findings import Claim, Confidence, Evidence, Finding, NotAssesse
 from streamlint.intervals import union
 from streamlint.l2 import L2_CALLS, l2_marks
 from streamlint.steady import column, groups, of_process, regions
+from streamlint.trace.lookup import first_rows
 from streamlint.trace.model import Trace
 from streamlint.trace.tables import NEWEST_SCHEMA
 
@@ -225,7 +226,7 @@ def _told_by_profiler(trace: Trace) -> str:
 def _lost_work(trace: Trace) -> list[Defect]:
     """Launches that succeeded and left no row of GPU work."""
     calls = trace.launches.filter(pl.col("return_value").fill_null(0) == 0)
-    alone = calls.join(trace.gpu_ops, on=["pid", "correlation_id"], how="anti")
+    alone = calls.filter(first_rows(trace.gpu_ops, calls) < 0)
     if alone.height < MIN_LOST:
         return []
     alone = alone.filter(~_during_capture(trace, alone))

@@ -15,6 +15,7 @@ from streamlint.intervals import Int64
 from streamlint.replay import Edge, replay_of
 from streamlint.replay.devices import pinned_rate
 from streamlint.replay.graph import STAGED_BYTES
+from streamlint.trace.lookup import with_first
 from streamlint.trace.model import Trace, schema
 
 SMALL_BYTES = 65_536
@@ -150,7 +151,7 @@ def _host_copies(trace: Trace) -> pl.DataFrame:
             .otherwise("dst_kind")
             .alias("host_kind"),
         )
-        .join(calls, on=["pid", "correlation_id"], how="left", validate="m:1")
+        .pipe(with_first, calls)
         .join(
             devices,
             on=["pid", "device_id"],

@@ -170,10 +170,16 @@ def _waiting_calls(trace: Trace) -> pl.DataFrame:
 
 
 def _issued(ops: pl.DataFrame) -> pl.DataFrame:
-    """What each call of each thread issued, in the order of the calls."""
-    return (
-        ops.group_by("tid", "correlation_id")
-        .agg(
+    """What each call of each thread of a process issued, in the order of the calls."""
+    columns = (
+        *("tid", "correlation_id", "pid", "issue_ns", "start_ns", "stream_id"),
+        *("device_id", "engine", "size_bytes"),
+    )
+    issued = ops.select(columns)
+    ids = ops["correlation_id"]
+    # Where none of the calls made a graph run, each issued one operation.
+    if ids.null_count() or len(ascending(column(ops, "correlation_id"))) < len(ids):
+        issued = ops.group_by("tid", "correlation_id").agg(
             pl.col("pid").first(),
             pl.col("issue_ns").min(),
             pl.col("start_ns").min(),
@@ -182,8 +188,7 @@ def _issued(ops: pl.DataFrame) -> pl.DataFrame:
             pl.col("engine").first(),
             pl.col("size_bytes").max(),
         )
-        .sort("issue_ns")
-    )
+    return issued.sort("issue_ns")
 
 
 def _after_waits(
@@ -258,7 +263,9 @@ def _pending(
         "end_ns",
         # A stream that isn't named is one too, but not that of an unnamed next one.
         pl.col("stream_id").fill_null(-2),
-    ).sort("stream_id", "issue_ns")
+    )
+    by_issue = np.argsort(column(queued, "issue_ns"), kind="stable")
+    queued = queued[by_issue].sort("stream_id", maintain_order=True)
     if not queued.height:
         nothing = np.zeros(len(instants), dtype=np.int64)
         return nothing, nothing > 0

@@ -13,6 +13,7 @@ from streamlint.replay import replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, column, groups, regions
+from streamlint.trace.lookup import with_first
 from streamlint.trace.model import Trace
 from streamlint.where import locate, ops_asked_by
 
@@ -109,32 +110,29 @@ def _launches(trace: Trace, pid: int) -> pl.DataFrame:
 
     row (of `Trace.launches`), pid, correlation_id, start_ns, end_ns.
     """
-    key = "correlation_id"
-    names = trace.kernels.lazy().filter(
-        (pl.col("pid") == pid) & pl.col("graph_node_id").is_null()
-    )
-    names = names.select(
-        key,
-        pl.coalesce("full_name", "name").fill_null("kernel").alias("kernel"),
-        pl.col("end_ns").alias("done_ns"),
+    key = ("pid", "correlation_id")
+    names = (
+        trace.kernels.lazy()
+        .filter((pl.col("pid") == pid) & pl.col("graph_node_id").is_null())
+        .select(
+            *key,
+            pl.coalesce("full_name", "name").fill_null("kernel").alias("kernel"),
+            pl.col("end_ns").alias("done_ns"),
+        )
+        .collect()
     )
     calls = (
         trace.launches.lazy()
         .with_row_index("row")
         .filter((pl.col("pid") == pid) & (pl.col("kind") == "kernel launch"))
-        .select("row", "pid", key, "start_ns", "end_ns")
-        .join(
-            names.unique(key, keep="first", maintain_order=True),
-            on=key,
-            how="inner",
-            validate="1:1",
-            maintain_order="left",
-        )
+        .select("row", *key, "start_ns", "end_ns")
+        .collect()
+        .pipe(with_first, names)
+        .filter(pl.col("kernel").is_not_null())
         .with_columns(
             (pl.col("end_ns") - pl.col("start_ns")).alias("took_ns"),
             pl.col("kernel").is_first_distinct().alias("first"),
         )
-        .collect()
     )
     done = np.searchsorted(np.sort(column(calls, "done_ns")), column(calls, "start_ns"))
     pending = np.arange(calls.height) - done

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from streamlint.intervals import Bools, Int64
 from streamlint.replay.schedule import NEVER, OPERATION
-from streamlint.steady import column, groups
+from streamlint.steady import column, groups, stable_order
 from streamlint.trace.calls import HOST_WAITS
+from streamlint.trace.lookup import first_rows
 from streamlint.trace.model import Trace
 
 HANDOVER_NS = 10_000
@@ -202,7 +203,7 @@ class _Builder:
         self.order = column(ops, "order_ns")
         self.call_start = column(calls, "start_ns")
         self.call_end = column(calls, "end_ns")
-        self.issued_by = _issuing_calls(ops, calls)
+        self.issued_by = first_rows(calls, ops)  # outermost calls
         # Operations are few of a kind: group by that, never by the columns again.
         self.place, first = _numbered(ops, *_PLACE)
         self.places: dict[str, list[Any]] = ops.select_seq(*_PLACE)[first].to_dict(
@@ -263,7 +264,7 @@ class _Builder:
                 numbers[place] = keys.setdefault(key, len(keys) + 1)
         order = self.by_start if started else self.by_issue
         number = numbers[self.place][order]
-        sorted_by_key = _stable_order(number, len(keys) + 1)
+        sorted_by_key = stable_order(number, len(keys) + 1)
         ends = np.cumsum(np.bincount(number, minlength=len(keys) + 1))
         found = [sorted_by_key[a:b] for a, b in pairwise(ends)]
         by_first = sorted(zip(keys, found, strict=True), key=lambda pair: pair[1][0])
@@ -802,7 +803,7 @@ class _Builder:
         """Chains of calls: previous call, host time since, and handovers."""
         thread, first = _numbered(self.calls, "pid", "tid")
         previous = np.full(len(thread), -1)
-        order = _stable_order(thread, len(first))
+        order = stable_order(thread, len(first))
         same = thread[order[1:]] == thread[order[:-1]]
         previous[order[1:][same]] = order[:-1][same]
         think = np.where(previous >= 0, self.call_start - self.call_end[previous], 0)
@@ -852,34 +853,6 @@ def connections(trace: Trace) -> int:
     return min(32, max(1, int(text))) if text.isdigit() else 8
 
 
-def _issuing_calls(ops: pl.DataFrame, calls: pl.DataFrame) -> Int64:
-    """The first outermost call of each operation's correlation id, -1 for none."""
-    found = np.full(ops.height, -1)
-    op, op_pid, op_id = _with_ids(ops, "op")
-    call, call_pid, call_id = _with_ids(calls, "call_index")
-    # Ids almost count upwards: sorting and searching them is faster than hashing.
-    for pid in np.unique(op_pid):
-        here, there = np.flatnonzero(op_pid == pid), np.flatnonzero(call_pid == pid)
-        if not len(there):
-            continue
-        there = there[np.argsort(call_id[there], kind="stable")]
-        ids = call_id[there]
-        at = np.searchsorted(ids, op_id[here], side="left")
-        at = np.minimum(at, len(ids) - 1)
-        match = ids[at] == op_id[here]
-        found[op[here[match]]] = call[there[at[match]]]
-    return found
-
-
-def _with_ids(rows: pl.DataFrame, index: str) -> tuple[Int64, Int64, Int64]:
-    """Index, pid and correlation id of the rows that have one."""
-    columns = (index, "pid", "correlation_id")
-    if rows["correlation_id"].null_count():
-        rows = rows.select_seq(*columns).drop_nulls()
-    index_, pid, correlation_id = (column(rows, name) for name in columns)
-    return index_, pid, correlation_id
-
-
 def _numbered(frame: pl.DataFrame, *by: str) -> tuple[Int64, Int64]:
     """A number for each row's values of the columns, and the first row of each."""
     rows = frame.with_row_index("row")
@@ -888,12 +861,6 @@ def _numbered(frame: pl.DataFrame, *by: str) -> tuple[Int64, Int64]:
     number = np.zeros(len(first), dtype=np.int64)
     number[firsts] = np.arange(len(firsts))
     return number[first], firsts
-
-
-def _stable_order(numbers: Int64, limit: int) -> Int64:
-    """A stable order of small numbers; numpy sorts 16 bits in linear time."""
-    small = numbers.astype(np.int16) if limit < 1 << 15 else numbers
-    return np.argsort(small, kind="stable")
 
 
 def _before(order: Int64, instants: Int64) -> Int64:

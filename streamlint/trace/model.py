@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
+import numpy as np
 import polars as pl
 
 from streamlint.errors import TraceError
@@ -23,6 +24,7 @@ from streamlint.findings import NotAssessed
 from streamlint.settings import DEFAULTS, Settings, Threshold
 from streamlint.trace.calls import GPU_WORK, HOST_WAITS, describe_names
 from streamlint.trace.capture import Capture, read_capture
+from streamlint.trace.lookup import first_rows, with_first
 from streamlint.trace.reader import ExportFile, Unavailable
 from streamlint.trace.stacks import (
     PYTHON_BACKTRACE_DOMAIN,
@@ -350,7 +352,8 @@ class Trace:
         """
         calls = self.runtime_calls.filter(
             pl.col("kind").is_in(GPU_WORK) & pl.col("correlation_id").is_not_null()
-        ).unique(["pid", "correlation_id"], keep="first", maintain_order=True)
+        )
+        calls = calls.filter(first_rows(calls, calls) == np.arange(calls.height))
         if not self.captures.height:
             return calls
         key = ["pid", "correlation_id"]
@@ -672,8 +675,7 @@ class Trace:
             "pid", "stream_id", pl.col("kind").alias("stream_kind")
         )
         return (
-            pl.concat(parts, how="diagonal")
-            .join(calls, on=["pid", "correlation_id"], how="left", validate="m:1")
+            with_first(pl.concat(parts, how="diagonal"), calls)
             .join(kinds, on=["pid", "stream_id"], how="left", validate="m:1")
             .join(self._device_map, on=["pid", "device_id"], how="left", validate="m:1")
             .with_columns(pl.col("stream_kind").fill_null("unknown"))
