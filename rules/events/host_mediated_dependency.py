@@ -16,7 +16,7 @@ from streamlint.replay import Edge, replay_of, replayed, spans
 from streamlint.replay.graph import EVENT_NS
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, groups, regions
+from streamlint.steady import Region, column, groups, of_process, regions
 from streamlint.trace.model import Trace
 from streamlint.waits import host_waits
 from streamlint.where import locate, ops_where, sites
@@ -155,14 +155,21 @@ def _without_readback(trace: Trace, waits: pl.DataFrame) -> pl.DataFrame:
 
 
 def _without_joins(trace: Trace, waits: pl.DataFrame) -> pl.DataFrame:
-    """Waits with none for the stream used next since the last work of the thread."""
+    """Waits with none for the stream used next since the last work of the thread.
+
+    ``waits`` are of one process.
+    """
+    pid = int(waits["pid"][0])
     issued = (
-        trace.gpu_ops.select("pid", "tid", pl.col("issue_ns").alias("worked_ns"))
+        trace.gpu_ops.lazy()
+        .filter(pl.col("pid") == pid)
+        .select("tid", pl.col("issue_ns").alias("worked_ns"))
         .drop_nulls()
         .sort("worked_ns")
+        .collect()
     )
-    every = host_waits(trace).select(
-        *("pid", "tid", "kind"),
+    every = of_process(host_waits(trace), pid).select(
+        *("tid", "kind"),
         pl.col("stream_id").alias("next_stream_id"),
         pl.col("start_ns").alias("joined_ns"),
     )
@@ -170,13 +177,13 @@ def _without_joins(trace: Trace, waits: pl.DataFrame) -> pl.DataFrame:
         issued,
         left_on="start_ns",
         right_on="worked_ns",
-        by=["pid", "tid"],
+        by="tid",
         check_sortedness=False,
     )
     of_device = every.filter(pl.col("kind") == "device sync")
     for frame, by in (
-        (every.drop("kind").drop_nulls(), ["pid", "tid", "next_stream_id"]),
-        (of_device.select("pid", "tid", "joined_ns"), ["pid", "tid"]),
+        (every.drop("kind").drop_nulls(), ["tid", "next_stream_id"]),
+        (of_device.select("tid", "joined_ns"), ["tid"]),
     ):
         found = (
             found.join_asof(

@@ -130,13 +130,14 @@ def launch_bound_kernels(trace: Trace) -> Outcome:
 def _in_runs(trace: Trace, region: Region) -> pl.DataFrame:
     """Kernels launched one by one, in issue order of each thread and device.
 
-    Columns of gpu_ops, interval_ns (since the launch before), begins (a run), run,
-    starved (the queue was empty).
+    Some columns of gpu_ops, interval_ns (since the launch before), begins (a run),
+    run, starved (the queue was empty).
     """
-    thread = ["pid", "tid", "device_id"]
+    thread = ["tid", "device_id"]
     before = pl.col("end_ns").cum_max().shift(1).over("stream_id")
     kernels = (
-        of_process(trace.gpu_ops, region.pid)
+        trace.gpu_ops.lazy()
+        .filter(pl.col("pid") == region.pid)
         .with_columns((pl.col("start_ns") - before).alias("gap_ns"))
         .filter(
             region.holds()
@@ -144,16 +145,22 @@ def _in_runs(trace: Trace, region: Region) -> pl.DataFrame:
             & pl.col("graph_node_id").is_null()
             & pl.col("device_id").is_not_null()
         )
+        .select(
+            *("pid", "tid", "device_id", "context_id", "stream_id", "correlation_id"),
+            *("start_ns", "end_ns", "issue_ns", "issue_end_ns", "kind", "name"),
+            "gap_ns",
+        )
         .sort("issue_ns")
         .with_columns(pl.col("issue_ns").diff().over(thread).alias("interval_ns"))
         .join_asof(
-            _stops(trace),
+            _stops(trace, region.pid).lazy(),
             left_on="issue_ns",
             right_on="stop_ns",
-            by=["pid", "tid"],
+            by="tid",
             check_sortedness=False,
         )
         .sort(*thread, "issue_ns")
+        .collect()
     )
     prompt = pl.col("start_ns") - pl.col("issue_end_ns") <= PROMPT_NS
     empty = pl.col("gap_ns").fill_null(PROMPT_NS) > QUEUED_GAP_NS
@@ -169,14 +176,14 @@ def _in_runs(trace: Trace, region: Region) -> pl.DataFrame:
     ).with_columns(pl.col("begins").cum_sum().alias("run"))
 
 
-def _stops(trace: Trace) -> pl.DataFrame:
-    """Calls that end a run: pid, tid, stop_ns."""
-    columns = ("pid", "tid", pl.col("start_ns").alias("stop_ns"))
-    waits = waiting_calls(trace).select(columns)
+def _stops(trace: Trace, pid: int) -> pl.DataFrame:
+    """Calls of a process that end a run: tid, stop_ns."""
+    columns = ("tid", pl.col("start_ns").alias("stop_ns"))
+    waits = of_process(waiting_calls(trace), pid).select(columns)
     kinds = ("graph launch", "begin capture")
     if trace.call_kinds.isdisjoint(kinds):
         return waits
-    calls = trace.runtime_calls.filter(pl.col("kind").is_in(kinds))
+    calls = of_process(trace.runtime_calls.filter(pl.col("kind").is_in(kinds)), pid)
     return pl.concat([waits, calls.select(columns)]).sort("stop_ns")
 
 

@@ -123,24 +123,27 @@ def _matters(trace: Trace, kernels: pl.DataFrame, region: Region) -> bool:
 
 def _with_neighbours(trace: Trace, ordered: pl.DataFrame) -> pl.DataFrame:
     """Adds small (a single kernel that leaves room) and alone (nothing beside it)."""
-    by_start = ordered.sort("start_ns", "end_ns").with_columns(
-        (pl.col("start_ns") >= pl.col("end_ns").cum_max().shift(1))
-        .over("device_id")
-        .fill_null(value=True)
-        .alias("after"),
-        (pl.col("start_ns").shift(-1) >= pl.col("end_ns"))
-        .over("device_id")
-        .fill_null(value=True)
-        .alias("before"),
+    after = pl.col("start_ns") >= pl.col("end_ns").cum_max().shift(1)
+    before = pl.col("start_ns").shift(-1) >= pl.col("end_ns")
+    alone = (
+        ordered.select("start_ns", "end_ns", "device_id")
+        .with_row_index("row")
+        .sort("start_ns", "end_ns")
+        .select(
+            "row",
+            (
+                after.over("device_id").fill_null(value=True)
+                & before.over("device_id").fill_null(value=True)
+            ).alias("alone"),
+        )
+        .sort("row")["alone"]
     )
     small = (
         _small(trace)
         & pl.col("graph_node_id").is_null()
         & ~pl.col("call").cast(pl.String).fill_null("").str.contains("Cooperative")
     )
-    return by_start.with_columns(
-        small.alias("small"), (pl.col("after") & pl.col("before")).alias("alone")
-    ).sort("issue_ns", "start_ns", maintain_order=True)
+    return ordered.with_columns(small.alias("small"), alone)
 
 
 def _runs(trace: Trace, ordered: pl.DataFrame) -> pl.DataFrame:
@@ -150,9 +153,11 @@ def _runs(trace: Trace, ordered: pl.DataFrame) -> pl.DataFrame:
     queued = pl.col("issue_ns") < pl.col("end_ns").shift(1).over(stream)
     goes_on = serial & serial.shift(1).over(stream) & queued & ~pl.col("after_wait")
     return (
-        ordered.sort("stream_id", maintain_order=True)
-        .with_columns((~goes_on.fill_null(value=False)).cum_sum().alias("run"))
+        ordered.with_columns(goes_on.fill_null(value=False).alias("goes_on"))
         .filter(serial)
+        .sort("stream_id", maintain_order=True)
+        .with_columns((~pl.col("goes_on")).cum_sum().alias("run"))
+        .drop("goes_on")
         .filter(pl.len().over("run") >= trace.limit(MIN_RUN))
     )
 
