@@ -641,7 +641,9 @@ class _Builder:
         through = np.where(active, at - slack, NEVER)
         held = np.bincount(node, minlength=number_nodes)
         first = np.concatenate([[0], np.cumsum(held)])
-        free_at, _ = _latest(through, first, np.full(number_nodes, NEVER))
+        free_at = np.full(number_nodes, NEVER)
+        filled, highest = _highest(through, first)
+        free_at[filled] = highest
         issue_call, issue_latency, plain_issue, fixed = self._issue(
             free_at[:number_ops]
         )
@@ -717,13 +719,13 @@ class _Builder:
             event_index=indexes,
         )
 
-    def _constraints(self) -> tuple[Int64, Int64, Int64, Int64, Int64]:
+    def _constraints(self) -> tuple[Kinds, Int64, Int64, Int64, Int64]:
         """Kind, node, group, count and usual latency, by node."""
         sizes = np.array([len(part[1]) for part in self.parts], dtype=np.int64)
         node = np.concatenate([_NONE, *(part[1] for part in self.parts)])
         count = np.concatenate([_NONE, *(part[3] for part in self.parts)])
         late = [np.broadcast_to(part[4], len(part[1])) for part in self.parts]
-        kind = np.repeat(np.array([part[0] for part in self.parts], np.int64), sizes)
+        kind = np.repeat(np.array([part[0] for part in self.parts], np.int8), sizes)
         group = np.repeat(np.array([part[2] for part in self.parts], np.int64), sizes)
         usual = np.concatenate([_NONE, *late])
         order = np.argsort(node, kind="stable")
@@ -731,7 +733,7 @@ class _Builder:
 
     def _shorter_prefixes(
         self,
-        kind: Int64,
+        kind: Kinds,
         node: Int64,
         group: Int64,
         count: Int64,
@@ -874,13 +876,20 @@ def _prefix(values: Int64, count: Int64) -> Int64:
     return reached[count]
 
 
+def _highest(through: Int64, first: Int64) -> tuple[Int64, Int64]:
+    """The nodes that have constraints, and the latest bound of each."""
+    filled = np.flatnonzero(first[1:] > first[:-1])
+    if not len(filled):
+        return filled, _NONE
+    return filled, np.maximum.reduceat(through, first[filled])
+
+
 def _latest(through: Int64, first: Int64, lower: Int64) -> tuple[Int64, Int64]:
     """Per node the latest of its bounds, and which constraint it is (-1: none)."""
     best = lower.copy()
     binding = np.full(len(lower), -1)
     if len(through):
-        filled = np.flatnonzero(first[1:] > first[:-1])
-        highest = np.maximum.reduceat(through, first[filled])
+        filled, highest = _highest(through, first)
         better = highest >= lower[filled]
         held = filled[better]
         best[held] = highest[better]
