@@ -14,6 +14,7 @@ from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
 from streamlint.steady import Region, column, done_before, groups, of_process, regions
 from streamlint.trace.model import Trace
+from streamlint.trace.tables import NO_ID
 from streamlint.where import locate, sites
 
 MIN_CALLS = Threshold(
@@ -31,7 +32,7 @@ MIN_WAIT_NS = Threshold(
 
 _NAMES = ("cudaFree", "cudaFreeHost", "cuMemFree", "cuMemFreeHost")
 """Measured to wait. Whether cudaHostUnregister and cudaFreeArray do is not known."""
-_OF_POOL = 4_294_967_295
+_OF_POOL = NO_ID
 """Context of a free whose memory is from cudaMallocAsync: such a free never waits."""
 
 
