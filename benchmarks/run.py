@@ -42,6 +42,9 @@ SIX_MOST = 100_000
 
 LOAD, STEP, PARQUET = "streamlint, load", "libsqlite3 in C, load", "parquet, load"
 LINT = "streamlint lint, all rules"
+PLAIN = "streamlint lint --no-replay"
+SMALL, IMPORT = "streamlint lint, small trace", "python -c 'import polars'"
+SMALL_TRACE = ROOT / "sample_traces" / "extra" / "torch.sqlite"
 NSYS_FIVE, NSYS_SIX = "nsys analyze, 5 rules", "nsys analyze, 6 rules"
 
 # A child counts the memory that its parent had when it was forked: from a small one.
@@ -174,12 +177,13 @@ def contenders(trace: Path, kernels: int, nsys: list[str] | None) -> list[Conten
         parquet.append(str(path))
     file.close()
     python, text = sys.executable, str(trace)
-    lint = (python, "-m", "streamlint", "lint", "--exit-zero", "--isolated", text)
+    lint = (python, "-m", "streamlint", "lint", "--exit-zero", "--isolated")
     found = [
         Contender(LOAD, (python, "-c", _LOAD, text, *LOADED), tells=True),
         Contender(STEP, (str(stepper()), text, *queries), tells=True),
         Contender(PARQUET, (python, "-c", _PARQUET, *parquet), tells=True),
-        Contender(LINT, lint),
+        Contender(LINT, (*lint, text)),
+        Contender(PLAIN, (*lint, "--no-replay", text)),
     ]
     if nsys is not None:
         program, *settings = nsys
@@ -214,7 +218,9 @@ RATIOS = (
     (LOAD, STEP, "loading"),
     (LOAD, PARQUET, "loading"),
     (LINT, NSYS_FIVE, "whole process"),
+    (PLAIN, NSYS_FIVE, "whole process"),
     (LINT, NSYS_SIX, "whole process"),
+    (PLAIN, NSYS_SIX, "whole process"),
 )
 
 
@@ -229,8 +235,21 @@ def rows_of(trace: Path) -> int:
         )
 
 
+def small_contenders() -> list[Contender]:
+    """A lint of a small trace, which is mostly start-up, and its floor."""
+    command = (sys.executable, "-m", "streamlint", "lint", "--exit-zero", "--isolated")
+    return [
+        Contender(SMALL, (*command, str(SMALL_TRACE))),
+        Contender(IMPORT, (sys.executable, "-c", "import polars")),
+    ]
+
+
 def page(
-    found: dict[int, dict[str, Trial]], rows: dict[int, int], rounds: int, nsys: str
+    found: dict[int, dict[str, Trial]],
+    rows: dict[int, int],
+    small: dict[str, Trial],
+    rounds: int,
+    nsys: str,
 ) -> str:
     """docs/benchmarks.md."""
     lines = [
@@ -264,19 +283,29 @@ def page(
             if one in trials and other in trials:
                 ratio = trials[one].seconds / trials[other].seconds
                 lines.append(f"- {what}: {one} takes {ratio:.2f} of {other}.")
-        each = (trials[LINT].peak - 100) * 1e6 / rows[kernels]
-        lines.append(
-            f"- memory: {LINT} peaks at 100 MB and {each:.0f} bytes a loaded row."
-        )
+        for name in (LINT, PLAIN):
+            each = (trials[name].peak - 100) * 1e6 / rows[kernels]
+            lines.append(
+                f"- memory: {name} peaks at 100 MB and {each:.0f} bytes a loaded row."
+            )
     sizes = sorted(found)
     if len(sizes) > 1:
         lines += ["", "## Growth", ""]
-        for small, large in pairwise(sizes):
-            times = found[large][LINT].seconds / found[small][LINT].seconds
-            lines.append(
-                f"- {LINT}: {large:,} kernels take {times:.1f} times as long as "
-                f"{small:,}."
-            )
+        lines += [
+            f"- {name}: {large:,} kernels take "
+            f"{found[large][name].seconds / found[less][name].seconds:.1f} times as "
+            f"long as {less:,}."
+            for less, large in pairwise(sizes)
+            for name in (LINT, PLAIN)
+        ]
+    ratio = small[SMALL].seconds / small[IMPORT].seconds
+    lines += [
+        "",
+        "## A small trace",
+        "",
+        f"{SMALL_TRACE.name}, {SMALL_TRACE.stat().st_size / 1e6:.1f} MB: {SMALL} takes "
+        f"{ratio:.2f} of {IMPORT} ({small[IMPORT].seconds:.2f} s).",
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -316,7 +345,8 @@ def main() -> int:
             print(
                 f"{kernels:>9,}  {name:<28} {trial.seconds:8.2f} s {trial.peak:7.0f} MB"
             )
-    given.output.write_text(page(found, rows, given.rounds, version))
+    small = measure(small_contenders(), given.rounds)
+    given.output.write_text(page(found, rows, small, given.rounds, version))
     return 0
 
 
