@@ -235,11 +235,30 @@ def test_compiled_and_plain_passes_agree(monkeypatch: pytest.MonkeyPatch) -> Non
     pytest.importorskip("numba")
     replay = replay_of(_trace("misc"))
     change = [Change(drop=replay.constraints(Edge.WAIT, Edge.STREAM))]
+    monkeypatch.setattr(schedule_module, "COMPILED_FROM", 1 << 60)
     plain = replay.run(change)
     monkeypatch.setattr(schedule_module, "COMPILED_FROM", 0)
     compiled = replay.run(change)
     for name in ("op_start", "op_end", "call_start", "call_end"):
         assert np.array_equal(getattr(plain, name), getattr(compiled, name))
+
+
+def test_passes_are_compiled_once_enough_was_interpreted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replay = replay_of(_trace("misc"))
+    events = len(replay.graph.event_kind)
+    compiled: list[int] = []
+
+    def run(*columns: np.ndarray) -> None:
+        compiled.append(len(columns[0]))
+
+    monkeypatch.setattr(schedule_module, "_compiled", lambda: run)
+    monkeypatch.setattr(schedule_module, "_interpreted", 0)
+    monkeypatch.setattr(schedule_module, "COMPILED_FROM", 3 * events)
+    for _ in range(4):
+        replay.run()
+    assert compiled == [events, events]
 
 
 def test_every_constraint_points_back_in_time() -> None:

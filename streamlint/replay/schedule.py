@@ -21,8 +21,13 @@ if TYPE_CHECKING:
 
 CALL_START, CALL_END, OPERATION = 0, 1, 2
 NEVER = -(2**62)
-COMPILED_FROM = 300_000
-"""Below this many events compiling (2 s) costs more than it saves."""
+COMPILED_FROM = 600_000
+"""Events of all passes from which on they are compiled.
+
+Interpreting so many takes about the time that compiling does: no process takes more
+than twice as long as the better way would have.
+"""
+_interpreted = 0
 
 
 def evaluate(graph: Graph) -> tuple[Int64, Int64, Int64]:
@@ -58,9 +63,12 @@ def evaluate(graph: Graph) -> tuple[Int64, Int64, Int64]:
     reached = np.empty(len(graph.member), dtype=np.int64)
     known = np.zeros(len(graph.group_offset), dtype=np.int64)
     results = [*op_times, *call_times, reached, known]
-    if len(graph.event_kind) >= COMPILED_FROM and (compiled := _compiled()):
+    global _interpreted
+    events = _interpreted + len(graph.event_kind)
+    if events >= COMPILED_FROM and (compiled := _compiled()):
         compiled(*columns, *results)
     else:
+        _interpreted = events
         # Lists are several times faster than arrays to a plain interpreter.
         listed = [values.tolist() for values in results]
         _pass(*(values.tolist() for values in columns), *listed)
