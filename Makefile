@@ -5,13 +5,14 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 LOCK := requirements-test.lock
 DEMO := sample_traces/legacy-null-stream-barrier/bad.sqlite
 
-.PHONY: help demo test docs fuzz lock browser clean
+.PHONY: help demo test docs pages fuzz lock browser clean
 .NOTPARALLEL:
 
 help:
 	@echo "make demo   lint a sample trace that has a fault, write demo/legacy.json"
 	@echo "make test   check format, lint, types and layers, then run the tests"
 	@echo "make docs   build the documentation: site/index.html"
+	@echo "make pages  write pages anew that are made from rules, samples and commands"
 	@echo "make fuzz   damage traces in ever new ways for a minute (SECONDS=60)"
 	@echo "make lock   write $(LOCK) anew; with UPGRADE=--upgrade, newer versions"
 	@echo "make clean  remove .venv and everything else that these targets write"
@@ -34,6 +35,15 @@ test: .venv/installed-test browser
 docs: .venv/installed-test
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	@echo "The documentation is in site/index.html"
+
+# A test fails for each part that is out of date.
+pages: .venv/installed-test
+	$(BIN)/python -m streamlint.docs
+	$(BIN)/python docs/capture_tables.py
+	$(BIN)/python docs/schema_tables.py
+	$(BIN)/python docs/console.py
+	$(BIN)/streamlint harness score --markdown > .calibration.md
+	mv .calibration.md docs/calibration.md
 
 # An input that breaks something is left as crash-*.
 fuzz: .venv/installed-test

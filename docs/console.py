@@ -1,7 +1,8 @@
 """Runs the commands that pages show, and writes what they print.
 
-A page has them in blocks of the language `console`: a line after `$ ` is a command, the
-lines below it what it prints. A line `...` stands for lines that the page leaves out.
+A page has them in blocks of the language `console`: a line after `$ ` is a command,
+lines after `> ` go on with it, the lines below are what it prints. A line `...` stands
+for lines that the page leaves out.
 
 .venv/bin/python docs/console.py
 """
@@ -18,8 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("tutorial.md",)
+PAGES = ("tutorial.md", "writing-rules.md")
 LEFT_OUT = "..."
+FOLDER = "/home/me/project"
+"""What pages call the folder in which commands run."""
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _MARK = "-- next command --"
 
@@ -33,7 +36,7 @@ class Step(NamedTuple):
 
     @property
     def true(self) -> bool:
-        """Whether the page is right, but for the number of rules that there are."""
+        """Whether the page is right, but for the number of rules and for times."""
         pattern = re.escape(_normal(self.shown)).replace(
             re.escape(f"{LEFT_OUT}\n"), "(?:.*\n)*?"
         )
@@ -41,13 +44,14 @@ class Step(NamedTuple):
 
 
 def _normal(text: str) -> str:
-    return re.sub(r"\d+ rules found nothing", "N rules found nothing", text)
+    text = re.sub(r"\d+ rules found nothing", "N rules found nothing", text)
+    return re.sub(r"passed in [\d.]+s", "passed in N s", text)
 
 
 def steps(page: str, folder: Path) -> Iterator[list[Step]]:
     """Run a page's blocks in ``folder``, one after another; each is one shell."""
     for block in _BLOCK.findall(page):
-        parts = re.split(r"^\$ (.*)\n", block, flags=re.MULTILINE)
+        parts = re.split(r"^\$ (.*(?:\n>.*)*)\n", block, flags=re.MULTILINE)
         assert parts[0] == "", f"no command comes before: {parts[0]}"
         printed = _run(parts[1::2], folder)
         told = zip(parts[1::2], parts[2::2], printed, strict=True)
@@ -56,11 +60,13 @@ def steps(page: str, folder: Path) -> Iterator[list[Step]]:
 
 def _run(commands: list[str], folder: Path) -> list[str]:
     script = "".join(
-        f'{command}\ncode=$?; echo "{_MARK}"; (exit $code)\n' for command in commands
+        re.sub("\n> ?", "\n", command) + f'\ncode=$?; echo "{_MARK}"; (exit $code)\n'
+        for command in commands
     )
     environment = {
         **{n: v for n, v in os.environ.items() if not n.startswith("STREAMLINT")},
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(folder.parent),
         "PYTHONIOENCODING": "utf-8",
         "NO_COLOR": "1",
     }
@@ -73,11 +79,13 @@ def _run(commands: list[str], folder: Path) -> list[str]:
         stderr=subprocess.STDOUT,
         encoding="utf-8",
     )
-    return done.stdout.split(f"{_MARK}\n")[:-1]
+    return done.stdout.replace(str(folder), FOLDER).split(f"{_MARK}\n")[:-1]
 
 
 def checkout(folder: Path) -> Path:
-    """Give ``folder`` what the commands of a page find in a checkout."""
+    """A folder in ``folder`` with what the commands of a page find in a checkout."""
+    folder = folder / "project"
+    folder.mkdir()
     for name in ("sample_traces", "harness"):
         (folder / name).symlink_to(ROOT / name)
     return folder

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commandline import Run
 
+from streamlint.registry import GROUP
 from streamlint.reporters import diff, sarif
 from streamlint.reporters import json as json_reporter
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 SAMPLES = ROOT / "sample_traces"
@@ -31,13 +38,31 @@ def page(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", console.PAGES)
-def test_commands_print_what_the_page_shows(name: str, tmp_path: Path) -> None:
+def test_commands_print_what_the_page_shows(name: str) -> None:
     """Renewed by: .venv/bin/python docs/console.py"""
     text = page(name)
-    for block in console.steps(text, console.checkout(tmp_path)):
-        for step in block:
-            assert step.true, f"$ {step.command}\n{step.printed}\n\n{step.shown}"
+    # A short path, for lines that hold it break where they are too long.
+    with tempfile.TemporaryDirectory() as folder:
+        for block in console.steps(text, console.checkout(Path(folder))):
+            for step in block:
+                assert step.true, f"$ {step.command}\n{step.printed}\n\n{step.shown}"
     assert text.count("\n$ ") > text.count("```console") > 3
+
+
+def test_code_in_the_page_about_rules_is_what_new_rule_writes(
+    run: Run, tmp_path: Path
+) -> None:
+    name = "small-memset-storm"
+    assert run("new-rule", name, "--rules-dir", tmp_path).code == 0
+    written = "".join(path.read_text("utf-8") for path in tmp_path.glob("*.py"))
+    text = page("writing-rules.md")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) > 5
+    assert [block for block in blocks if block not in written] == []
+    (package,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    assert tomllib.loads(package)["project"]["entry-points"] == {
+        GROUP: {"acme": "acme_rules"}
+    }
 
 
 def test_another_output_is_not_true() -> None:

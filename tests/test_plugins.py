@@ -443,14 +443,20 @@ def test_a_new_loose_rule_works_as_written(run: Run, tmp_path: Path) -> None:
     assert "small-memsets" in run("rules", "--rules-dir", folder).out
 
 
-def test_a_new_rule_of_a_checkout_works_as_written(tmp_path: Path) -> None:
+def checkout(folder: Path, *tests: str) -> Path:
+    """A copy of this checkout, as far as a new rule needs it."""
     for name in ("streamlint", "rules", "harness"):
-        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True)
-    (tmp_path / "tests").mkdir()
-    for name in ("conftest.py", "commandline.py", "tracebuilder.py", "nsys_layout.py"):
-        shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    below, path = tmp_path / "rules", str(tmp_path)
+        shutil.copytree(ROOT / name, folder / name, symlinks=True)
+    (folder / "tests").mkdir()
+    helpers = ("conftest.py", "commandline.py", "tracebuilder.py", "nsys_layout.py")
+    for name in (*helpers, *tests):
+        shutil.copy(ROOT / "tests" / name, folder / "tests")
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def test_a_new_rule_of_a_checkout_works_as_written(tmp_path: Path) -> None:
+    below, path = checkout(tmp_path) / "rules", str(tmp_path)
     new = ("streamlint", "new-rule", "small-memsets", "--family", "l2-cache")
     told = tool(*new, cwd=below, path=path)
     assert told.splitlines() == [
@@ -466,6 +472,81 @@ def test_a_new_rule_of_a_checkout_works_as_written(tmp_path: Path) -> None:
     assert "3 passed" in tool(*tests, cwd=tmp_path, path=path)
     listed = tool("streamlint", "harness", "list", cwd=tmp_path, path=path)
     assert re.search(r"^\s*small-memsets\b", listed, re.MULTILINE)
+
+
+def test_the_steps_for_contributors_work(tmp_path: Path) -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    steps = re.findall(r"^ {7}(\S.*)$", page, re.MULTILINE)
+    names = {"<rule-name>": "small-memsets", "<family>": "transfers"}
+    root = checkout(tmp_path, "test_samples.py", "test_docs.py")
+    samples = root / "sample_traces" / "small-memsets"
+    (root / "docs").mkdir()
+    said = {}
+    for step in steps:
+        words = [names.get(word, word) for word in step.split()]
+        program = words[0].removeprefix(".venv/bin/")
+        match (program, *words[1:3]):
+            case ["make", "pages"]:
+                words = ["streamlint.docs"]
+            case ["make", "test"]:
+                tests = ("test_small_memsets.py", "test_samples.py", "test_docs.py")
+                words = [
+                    "pytest",
+                    "-q",
+                    "-p",
+                    "no:cacheprovider",
+                    "-k",
+                    "small-memsets",
+                ]
+                words += [f"tests/{name}" for name in tests]
+            case ["streamlint", "harness", "run"]:  # has no GPU here
+                pair(samples, root)
+                continue
+            case _:
+                assert program == "streamlint"
+                words = [program, *words[1:]]
+                words = [word.replace("<rule-name>", "small-memsets") for word in words]
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(root)},
+            capture_output=True,
+            encoding="utf-8",
+        )
+        said[" ".join(words[:2])] = (done.returncode, done.stdout + done.stderr)
+    assert list(said) == [
+        *("streamlint new-rule", "streamlint.docs", "pytest -q"),
+        *("streamlint explain", "streamlint lint"),
+    ]
+    assert [code for code, _ in said.values()] == [0, 0, 0, 0, 1], said
+    assert (root / "docs" / "rules" / "small-memsets.md").exists()
+    assert re.search(r"\b[1-9]\d* passed", said["pytest -q"][1])
+    assert "# small-memsets" in said["streamlint explain"][1]
+    assert "256 memsets of less than 64 KiB" in said["streamlint lint"][1]
+
+
+def pair(folder: Path, root: Path) -> None:
+    """What the harness makes of the two programs, by the helper of the new test."""
+    folder.mkdir(parents=True)
+    (folder.parent / "README.md").write_text("# Samples\n")
+    facts = {"shows": "a test", "redacted": "by streamlint.trace.redact"}
+    traces = {"bad.sqlite": (256, 1024), "fixed.sqlite": (1, 256 * 1024)}
+    note = json.dumps(dict.fromkeys(traces, facts))
+    (folder / "provenance.json").write_text(note)
+    for name, memsets in traces.items():
+        code = (
+            "from pathlib import Path; from test_small_memsets import memsets; "
+            f"memsets(*{memsets}).write(Path('{name}'))"
+        )
+        path = os.pathsep.join([str(root), str(root / "tests")])
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": path},
+            check=True,
+        )
+        tool("streamlint", "redact", name, folder / name, cwd=root, path=str(root))
+        (root / name).unlink()
 
 
 @pytest.mark.parametrize(
