@@ -28,8 +28,9 @@ DRAWS = "document.getElementById('plot').dataset.draws"
 
 
 class Shot(NamedTuple):
-    """A sample, what to press after choosing its first finding, and how to show it."""
+    """A picture of a sample: what to press after choosing its first finding."""
 
+    name: str
     sample: str
     press: str
     scheme: str
@@ -37,18 +38,19 @@ class Shot(NamedTuple):
 
 
 SHOTS = (
-    Shot("legacy", "savings", "light", 1180),
-    Shot("pageable", "evidence", "dark", 1240),
-    Shot("torch", "evidence", "light", 1420),
+    Shot("legacy", "extra/legacy", "savings", "light", 1180),
+    Shot("pageable", "extra/pageable", "evidence", "dark", 1240),
+    Shot("torch", "extra/torch", "evidence", "light", 1420),
+    Shot("tutorial", "pageable-async-copy/torch/bad", "evidence", "light", 1300),
 )
 
 
 def main() -> None:
-    """Write docs/report-SAMPLE.png and docs/fleet.png."""
+    """Write docs/report-NAME.png and docs/fleet.png."""
     browser = chrome(WIDTH, 900)
     with tempfile.TemporaryDirectory() as folder:
         for shot in SHOTS:
-            path = ROOT / "sample_traces" / "extra" / f"{shot.sample}.sqlite"
+            path = ROOT / "sample_traces" / f"{shot.sample}.sqlite"
             trace = open_trace(path)
             report = engine.lint(trace, all_rules(), with_model=True)
             page = Path(folder) / "page.html"
@@ -66,7 +68,7 @@ def main() -> None:
                 browser.execute_script(press)
                 wait_for(browser, f"return {DRAWS} !== '{before}'")
             browser.execute_script("document.activeElement.blur(); scrollTo(0, 0)")
-            browser.save_screenshot(str(ROOT / "docs" / f"report-{shot.sample}.png"))
+            browser.save_screenshot(str(ROOT / "docs" / f"report-{shot.name}.png"))
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
         size = {"width": WIDTH, "height": 1340, "deviceScaleFactor": 1, "mobile": False}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
