@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 LOCK := requirements-test.lock
 DEMO := sample_traces/legacy-null-stream-barrier/bad.sqlite
 
-.PHONY: help demo test docs pages fuzz lock browser clean
+.PHONY: help demo test docs pages fuzz lock programs clean
 .NOTPARALLEL:
 
 help:
@@ -23,7 +23,7 @@ demo: .venv/installed
 	@$(BIN)/streamlint lint $(DEMO) --exit-zero --format json --output demo/legacy.json
 	@echo "The same result as JSON is in demo/legacy.json"
 
-test: .venv/installed-test browser
+test: .venv/installed-test programs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -73,17 +73,21 @@ lock: | $(BIN)/pip
 	  --python-version 3.10 --generate-hashes --no-annotate $(UPGRADE) \
 	  --custom-compile-command "make lock" --output-file $(LOCK)
 
-# The browser tests use a Chrome or Chromium; without one they are skipped, not in CI.
-browser:
-	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
-	  command -v $$name >/dev/null && exit 0; done; \
+# Programs that tests drive. Without one its tests are skipped; those of pages not in CI.
+programs:
+	@missing="chromium chromium-driver"; \
+	for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+	  ! command -v $$name >/dev/null || missing=; done; \
+	for name in fish zsh; do \
+	  command -v $$name >/dev/null || missing="$$missing $$name"; done; \
+	[ -n "$$missing" ] || exit 0; \
 	as_root=; [ "$$(id -u)" = 0 ] || as_root="sudo -n"; \
 	if command -v apt-get >/dev/null && $$as_root true 2>/dev/null; then \
-	  echo "Installing chromium and chromium-driver for the browser tests ..."; \
+	  echo "Installing for the tests: $$missing ..."; \
 	  $$as_root apt-get -qq update >/dev/null 2>&1; \
 	  $$as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y \
-	    --no-install-recommends chromium chromium-driver >/dev/null 2>&1 && exit 0; fi; \
-	echo "note: no Chrome or Chromium here, and none can be installed"
+	    --no-install-recommends $$missing >/dev/null 2>&1 && exit 0; fi; \
+	echo "note: not here, and can't be installed: $$missing"
 
 # pip is the last thing that venv puts there, so a run cut short is made good.
 $(BIN)/pip:

@@ -111,11 +111,16 @@ def test_ci_fails_on_a_third_wait_when_two_are_allowed(folder: Path) -> None:
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines()[-1].startswith("0 findings; 2 suppressed; ")
 
-    done = process("lint", "pr.sqlite", cwd=folder)
-    assert (done.code, done.err) == (1, "")
+    comment = ("--output", "markdown=comment.md")
+    done = process("lint", "pr.sqlite", *comment, cwd=folder)
+    assert done.code == 1
     assert "src/engine.py:77 swap_blocks" in done.out
     assert "src/engine.py:120" not in done.out
     assert "1 finding (1 high); 2 suppressed; " in done.out.splitlines()[-1]
+    text = (folder / "comment.md").read_text("utf-8")
+    assert "<code>src/engine.py:77</code>" in text
+    assert "engine.py:120" not in text
+    assert "1 finding (1 high); 2 suppressed" in text
 
     done = process("lint", "pr.sqlite", "--show-suppressed", cwd=folder)
     assert done.code == 1
