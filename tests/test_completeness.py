@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from nsys_layout import NO_ID
 from tracebuilder import TraceBuilder
 from typer.testing import CliRunner
 
@@ -19,7 +20,6 @@ from streamlint.registry import all_rules, find
 from streamlint.rules.capture.capture_not_evaluable import capture_not_evaluable
 from streamlint.trace import open_trace
 from streamlint.trace.model import Trace
-from streamlint.trace.tables import NO_ID
 
 BLOCKING = "launch-blocking"  # any rule that these programs give no reason to speak
 Open = Callable[[TraceBuilder], Trace]
