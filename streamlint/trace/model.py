@@ -1017,7 +1017,7 @@ class Trace:
         return (
             self._frame("native_stacks")
             .join(
-                self.runtime_calls.select("pid", "callchain_id").unique(),
+                self.runtime_calls.select("pid", "callchain_id").drop_nulls().unique(),
                 on="callchain_id",
             )
             .with_columns(
