@@ -277,7 +277,9 @@ def test_every_threshold_is_documented_with_unit_default_and_origin(run: Run) ->
             assert threshold.origin in explained
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/configuration.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/configuration.md", "docs/false-positives.md"]
+)
 def test_examples_in_a_page_are_configurations(run: Run, page: str) -> None:
     text = (SAMPLES.parent / page).read_text("utf-8")
     examples = re.findall(r"^```toml\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

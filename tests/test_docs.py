@@ -139,6 +139,22 @@ def test_commands_in_a_page_exist(page: str) -> None:
     assert seen["streamlint"]
 
 
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs").glob("*.md")), ids=lambda p: p.stem
+)
+def test_options_in_the_documentation_exist(path: Path) -> None:
+    content = re.sub(r"^```.*?^```$", "", path.read_text("utf-8"), flags=re.M | re.S)
+    shown = re.findall(r"^ {4}(streamlint [a-z].*)$", content, re.MULTILINE)
+    shown += re.findall(r"`(streamlint [a-z][^`]*)`", content)
+    subcommands = getattr(typer.main.get_command(cli.app), "commands", {})
+    for line in shown:
+        words = line.split("#")[0].split()
+        options = {o for p in subcommands[words[1]].params for o in p.opts}
+        options |= {o for p in subcommands[words[1]].params for o in p.secondary_opts}
+        if words[1] not in ("harness", "config"):  # have commands of their own
+            assert {w.split("=")[0] for w in words if w[:2] == "--"} <= options, line
+
+
 def test_readme_gives_both_make_commands() -> None:
     assert ["make", "demo"] in commands("README.md")
     assert ["make", "test"] in commands("README.md")
