@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.findings import Claim, Confidence, Evidence, Finding, NotAssessed
 from streamlint.intervals import union
 from streamlint.l2 import L2_CALLS, l2_marks
@@ -226,7 +227,7 @@ def _told_by_profiler(trace: Trace) -> str:
 def _lost_work(trace: Trace) -> list[Defect]:
     """Launches that succeeded and left no row of GPU work."""
     calls = trace.launches.filter(pl.col("return_value").fill_null(0) == 0)
-    alone = calls.filter(first_rows(trace.gpu_ops, calls) < 0)
+    alone = calls.filter(as_series(first_rows(trace.gpu_ops, calls) < 0))
     if alone.height < MIN_LOST:
         return []
     alone = alone.filter(~_during_capture(trace, alone))
@@ -275,7 +276,7 @@ def _during_capture(trace: Trace, calls: pl.DataFrame) -> pl.Series:
     for (pid,), here in groups(trace.captures, "pid"):
         open_ = union(column(here, "start_ns"), column(here, "end_ns"))
         during |= (pids == pid) & (open_.overlap_ns(starts, starts + 1) > 0)
-    return pl.Series("during", during, dtype=pl.Boolean)
+    return as_series(during, "during")
 
 
 def _lost_calls(trace: Trace) -> list[Defect]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.changes import Change
 from streamlint.findings import NotAssessed
 from streamlint.intervals import Int64
@@ -95,13 +96,13 @@ def at_pinned_rate(trace: Trace, ops: Int64, unknown: float | None = None) -> In
     rates = pinned_rates(trace).with_columns(pl.col("device_id").fill_null(-1))
     rate = pl.coalesce("rate", pl.lit(unknown, dtype=pl.Float64))
     took = (
-        graph.ops[ops]
+        graph.ops[as_series(ops)]
         .rename({"engine": "direction"})
         .join(rates, on=key, how="left", validate="m:1", maintain_order="left")
         .select(pl.col("size_bytes") / rate)
         .to_series()
     )
-    recorded = pl.Series(graph.op_duration[ops], dtype=pl.Float64)
+    recorded = as_series(graph.op_duration[ops]).cast(pl.Float64)
     return took.zip_with(took.is_not_null(), recorded).cast(pl.Int64).to_numpy()
 
 

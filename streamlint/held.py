@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.changes import Change
 from streamlint.cost import price, trusted, unreplayed
 from streamlint.findings import Claim, Cost
@@ -74,7 +75,7 @@ def unexplained(trace: Trace) -> pl.DataFrame:
     graph = replay_of(trace).graph
     issued_late = graph.issue_latency - graph.plain_issue_latency
     delay = np.where(graph.op_delay > 0, graph.op_delay, issued_late.clip(0))
-    return graph.ops.with_columns(pl.Series("delay_ns", delay, dtype=pl.Int64))
+    return graph.ops.with_columns(as_series(delay, "delay_ns"))
 
 
 def without_delay(replay: Replay, ops: Int64) -> Change:

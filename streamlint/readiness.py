@@ -11,10 +11,11 @@ from collections.abc import Iterable
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.intervals import Int64
 from streamlint.replay import Edge, Graph, replay_of
 from streamlint.replay.schedule import NEVER
-from streamlint.steady import column
+from streamlint.steady import ascending, column
 from streamlint.trace.model import Trace
 
 
@@ -31,7 +32,7 @@ def released(graph: Graph, kinds: Iterable[Edge]) -> Int64:
     ends = graph.op_start + graph.op_duration
     bounds = np.append(graph.group_offset, len(graph.member))
     reached = np.full(len(graph.member), NEVER)
-    for group in np.unique(graph.group[rows]):
+    for group in ascending(graph.group[rows].astype(np.int64)):
         part = slice(bounds[group], bounds[group + 1])
         times = graph.op_start if graph.group_by_start[group] else ends
         reached[part] = np.maximum.accumulate(times[graph.member[part]])
@@ -64,7 +65,7 @@ def with_ready(trace: Trace, ops: pl.DataFrame, held_by: Edge) -> pl.DataFrame:
     key = ["pid", "correlation_id", "start_ns"]
     free = replay.ops_at(ops)
     ready_ns = ready(replay.graph, held_by)[column(free, "op")]
-    free = free.select(*key, pl.Series("ready_ns", ready_ns))
+    free = free.select(*key, as_series(ready_ns, "ready_ns"))
     return ops.join(
         free.unique(key, keep="first"),
         on=key,

@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 import polars.selectors as cs
 
+from streamlint.arrays import as_series
 from streamlint.errors import ScopeError
 from streamlint.escape import printable
 from streamlint.intervals import Bools, Int64, Intervals, union
@@ -112,7 +113,7 @@ class Region(NamedTuple):
         at = instants.fill_null(np.iinfo(np.int64).min).to_numpy()
         part = np.searchsorted(times.starts, at, side="right") - 1
         ends = np.append(times.ends, np.iinfo(np.int64).min)
-        return pl.Series((part >= 0) & (at < ends[part]))
+        return as_series((part >= 0) & (at < ends[part]))
 
 
 def regions(trace: Trace) -> dict[int, Region]:
@@ -304,7 +305,7 @@ def _by_ranges(
         at = column(here, "start_ns")
         part = np.searchsorted(times.starts, at, side="right") - 1
         within = (part >= 0) & (at < times.ends[np.maximum(part, 0)])
-        ids.append(here["correlation_id"].filter(pl.Series(within)))
+        ids.append(here["correlation_id"].filter(as_series(within)))
     if not ids:
         return None
     called = pl.concat(ids).unique()

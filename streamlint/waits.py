@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64, Intervals, union
 from streamlint.replay import Edge, replay_of
@@ -220,9 +221,9 @@ def _after_waits(
     return waits.with_columns(
         _nullable("next_issue_ns", issued["issue_ns"], at, has_next),
         _nullable("next_stream_id", issued["stream_id"], at, has_next),
-        pl.Series("readback", _after_readback(issued, starts), dtype=pl.Boolean),
-        pl.Series("idle_ns", idle, dtype=pl.Int64),
-        pl.Series("saving_ns", np.minimum(idle, ends - starts), dtype=pl.Int64),
+        as_series(_after_readback(issued, starts), "readback"),
+        as_series(idle, "idle_ns"),
+        as_series(np.minimum(idle, ends - starts), "saving_ns"),
     )
 
 
@@ -235,9 +236,9 @@ def _with_pending(waits: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     of_device = (waits["kind"] == "device sync").to_numpy()
     has_next = waits["next_issue_ns"].is_not_null().to_numpy()
     return waits.with_columns(
-        pl.Series("pending_streams", count, dtype=pl.Int64),
-        pl.Series("next_was_pending", next_was_pending, dtype=pl.Boolean),
-        pl.Series("over_broad", of_device & has_next & waits_for_more),
+        as_series(count, "pending_streams"),
+        as_series(next_was_pending, "next_was_pending"),
+        as_series(of_device & has_next & waits_for_more, "over_broad"),
     )
 
 
@@ -265,7 +266,7 @@ def _pending(
         pl.col("stream_id").fill_null(-2),
     )
     by_issue = np.argsort(column(queued, "issue_ns"), kind="stable")
-    queued = queued[by_issue].sort("stream_id", maintain_order=True)
+    queued = queued[as_series(by_issue)].sort("stream_id", maintain_order=True)
     if not queued.height:
         nothing = np.zeros(len(instants), dtype=np.int64)
         return nothing, nothing > 0
@@ -307,8 +308,8 @@ def _nullable(name: str, values: pl.Series, index: Int64, present: Bools) -> pl.
     """``values[index]`` where present, else null."""
     if not len(values):
         return pl.Series(name, [None] * len(index), dtype=values.dtype)
-    taken = values.gather(index).alias(name)
-    return taken.set(pl.Series(~present), None)
+    taken = values[as_series(index)].alias(name)
+    return taken.set(as_series(~present), None)
 
 
 def _issue_delay_ns(trace: Trace) -> int:

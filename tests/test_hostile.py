@@ -49,9 +49,15 @@ def change(path: Path, *statements: str) -> None:
 
 
 def rows(path: Path, name: str) -> list[tuple[object, ...]]:
+    """What the page reader and a cursor both read."""
     with closing(ExportFile(path)) as file:
+        file.by_pages = True
         loaded = file.load(name)
+        file.by_pages = False
+        again = file.load(name)
     assert not isinstance(loaded, Unavailable)
+    assert not isinstance(again, Unavailable)
+    assert again.rows() == loaded.rows()
     return loaded.rows()
 
 
@@ -437,6 +443,7 @@ def test_a_file_changed_while_it_is_read(
     path: Path, act: Callable[[Path], None], table: str
 ) -> None:
     with closing(ExportFile(path)) as file:
+        file.by_pages = True
         file.load("runtime_calls")
         act(path)
         with pytest.raises(TraceError, match="was changed while it was read") as caught:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.changes import Change
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding
@@ -132,10 +133,10 @@ def _waits_on(calls: pl.DataFrame, ops: pl.DataFrame) -> pl.DataFrame:
     start, end = column(calls, "start_ns"), column(calls, "end_ns")
     running = union(column(ops, "start_ns"), column(ops, "end_ns"))
     return calls.with_columns(
-        pl.Series("done_ns", done_before(ops, start), dtype=pl.Int64),
-        pl.Series("busy", running.overlap_ns(end, end + 1) > 0),
-        pl.Series(
-            "result", done_before(ops.filter(pl.col("engine") == "DtoH"), start) > start
+        as_series(done_before(ops, start), "done_ns"),
+        as_series(running.overlap_ns(end, end + 1) > 0, "busy"),
+        as_series(
+            done_before(ops.filter(pl.col("engine") == "DtoH"), start) > start, "result"
         ),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.changes import Change
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
@@ -179,7 +180,7 @@ def _recurring(trace: Trace, pairs: pl.DataFrame, needed: int) -> pl.DataFrame:
     usual = np.minimum(sizes, np.median(sizes)).sum() if len(sizes) else 0
     if total < trace.limit(MIN_ROUNDS) or usual < needed:
         return pairs.clear()
-    return pairs.filter(local)
+    return pairs.filter(as_series(local))
 
 
 def _finding(
@@ -264,7 +265,7 @@ def _with_own_time(trace: Trace, region: Region, calls: pl.DataFrame) -> pl.Data
     inside = (start >= region.start_ns) & (start < region.end_ns)
     inside &= region.chosen(calls)
     own = np.where(inside, np.minimum(end, region.end_ns) - begin, 0).clip(0)
-    return calls.with_columns(pl.Series("own_ns", own, dtype=pl.Int64))
+    return calls.with_columns(as_series(own, "own_ns"))
 
 
 def _most(calls: pl.DataFrame) -> tuple[str, str]:

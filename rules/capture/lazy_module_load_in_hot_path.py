@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.changes import Change
 from streamlint.cost import price, price_change, severity_of
 from streamlint.findings import Claim, Confidence, Evidence, Finding, Severity
@@ -136,7 +137,7 @@ def _launches(trace: Trace, pid: int) -> pl.DataFrame:
     )
     done = np.searchsorted(np.sort(column(calls, "done_ns")), column(calls, "start_ns"))
     pending = np.arange(calls.height) - done
-    return calls.with_columns(pl.Series("pending", pending, dtype=pl.Int64))
+    return calls.with_columns(as_series(pending, "pending"))
 
 
 def _warm_ns(trace: Trace, launches: pl.DataFrame, region: Region) -> int | None:

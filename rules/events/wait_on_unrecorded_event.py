@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.completeness import defects
 from streamlint.findings import (
     Claim,
@@ -107,8 +108,8 @@ def _waits(trace: Trace) -> pl.DataFrame:
     )
     host = trace.synchronizations.filter(pl.col("kind") == "event sync")
     waits = pl.concat([trace.event_waits.select(columns), host.select(columns)])
-    if not waits.height:
-        return waits
+    if (waits["event_sync_id"] > 0).all(ignore_nulls=False):
+        return waits.clear()  # each waits for a record
     key = ["pid", "tid", "start_ns"]
     calls = trace.runtime_calls.filter(
         pl.col("kind").is_in(("stream wait", "event sync")),
@@ -157,7 +158,7 @@ def _pending(trace: Trace, waits: pl.DataFrame) -> pl.Series:
         before = np.searchsorted(column(here, "issue_ns"), at, side="left")
         unfinished = (before > 0) & (last_end[np.maximum(before - 1, 0)] > at)
         pending |= unfinished & (pid == owner) & (waiting != stream_id)
-    return pl.Series("pending", pending, dtype=pl.Boolean)
+    return as_series(pending, "pending")
 
 
 def _finding(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.copies import size_words
 from streamlint.cost import MIN_SHARE
 from streamlint.findings import (
@@ -181,7 +182,7 @@ def _together(trace: Trace, kernels: pl.DataFrame) -> _Together | None:
         if times.total_ns < trace.limit(MIN_TOGETHER) * busy(here) or not len(times):
             continue
         during = times.overlap_ns(column(here, "start_ns"), column(here, "end_ns")) > 0
-        hit = here.filter(pl.Series(during))
+        hit = here.filter(as_series(during))
         found.append(_Together(hit, times, float(total.max()), reserved))
     if sum(part.kernels.height for part in found) < trace.limit(MIN_KERNELS):
         return None

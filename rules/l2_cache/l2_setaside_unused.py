@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.copies import size_words
 from streamlint.cost import MIN_SHARE
 from streamlint.findings import (
@@ -168,7 +169,7 @@ def _unused(
     before = np.searchsorted(opened, column(kept, "end_ns"), side="left")
     last = np.append(closed, 0)[before - 1]
     used = (before > 0) & (last > column(kept, "start_ns"))
-    return kept.filter(pl.Series(~used))
+    return kept.filter(as_series(~used))
 
 
 def _told_by_marks(trace: Trace, region: Region, ran: pl.DataFrame) -> Finding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import polars as pl
 
 from streamlint.blocking import launches_block
@@ -15,7 +14,7 @@ from streamlint.intervals import union
 from streamlint.replay import replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, groups, regions
+from streamlint.steady import Region, ascending, column, groups, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -246,7 +245,7 @@ def _change(trace: Trace, held: pl.DataFrame) -> Change:
         held.select(*key, usual), on=key, how="inner", maintain_order="left"
     )
     ops = column(rows, "op")
-    late = without_delay(replay, np.unique(ops))
+    late = without_delay(replay, ascending(ops))
     return Change(
         op_duration=(ops, column(rows, "usual_ns")),
         latency=late.latency,

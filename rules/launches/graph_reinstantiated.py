@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.changes import Change
 from streamlint.completeness import graphs_unknown
 from streamlint.cost import price, severity_of
@@ -98,6 +99,7 @@ def graph_reinstantiated(trace: Trace) -> Outcome:
         made = _instantiations(trace, region.pid)
         if made.height < trace.limit(MIN_INSTANTIATIONS):
             continue
+        made = _with_nodes(trace, region.pid, made)
         of_process = trace.runtime_calls.filter(region.holds() & ~pl.col("nested"))
         updates = of_process.filter(pl.col("kind") == "graph update")["return_value"]
         failed = int((updates != 0).sum())
@@ -137,13 +139,17 @@ class _Churn(NamedTuple):
 
 
 def _instantiations(trace: Trace, pid: int) -> pl.DataFrame:
-    """Columns of `runtime_calls`, row, site; nodes and exec, null if not recorded."""
-    made = trace.runtime_calls.filter(
+    """Columns of `runtime_calls`, row."""
+    return trace.runtime_calls.filter(
         (pl.col("pid") == pid)
         & (pl.col("kind") == "graph instantiate")
         & ~pl.col("nested")
         & (pl.col("return_value").fill_null(0) == 0)
     ).with_row_index("row")
+
+
+def _with_nodes(trace: Trace, pid: int, made: pl.DataFrame) -> pl.DataFrame:
+    """The instantiations with site; nodes and exec, null if not recorded."""
     nodes = (
         # The driver adds a node of its own, which is no copy of one of the graph.
         trace.graph_nodes.filter(
@@ -201,7 +207,7 @@ def _with_launches(made: pl.DataFrame, uses: pl.DataFrame) -> pl.DataFrame:
     made_by = np.searchsorted(column(made, "start_ns"), first, side="right") - 1
     launches = np.zeros(made.height, dtype=np.int64)
     launches[made_by[made_by >= 0]] = column(uses, "launches")[made_by >= 0]
-    return made.with_columns(pl.Series("launches", launches))
+    return made.with_columns(as_series(launches, "launches"))
 
 
 def _destroyed(
@@ -230,7 +236,7 @@ def _first_launches(
 ) -> pl.DataFrame:
     """The first launch of each of these executable graphs: + upload_ns."""
     first = (
-        made.select("start_ns", pl.Series("upload_ns", UPLOAD_NODE_NS * nodes))
+        made.select("start_ns", as_series(UPLOAD_NODE_NS * nodes, "upload_ns"))
         .sort("start_ns")
         .join_asof(
             uses.select("first_ns"),

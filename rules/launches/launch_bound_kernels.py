@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.blocking import launches_block
 from streamlint.changes import Change
 from streamlint.cost import price, severity_of
@@ -219,7 +220,7 @@ def _launch_bound(
         idle[here] = end - start - used.overlap_ns(start, end)
     added = LAUNCH_ADDED_NS * pl.col("count")
     return (
-        runs.with_columns(pl.Series("idle_ns", idle))
+        runs.with_columns(as_series(idle, "idle_ns"))
         .filter(
             pl.col("idle_ns") - added > trace.limit(MIN_IDLE_SHARE) * (lasting - added)
         )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.completeness import sizes_unknown
 from streamlint.cost import price, severity_of
 from streamlint.findings import (
@@ -226,7 +227,7 @@ def _held(trace: Trace, context: pl.DataFrame, contended: Intervals) -> pl.DataF
     inside = contended.overlap_ns(column(held, "ready_ns"), column(held, "end_ns"))
     return held.filter(
         (pl.col("held_ns") >= trace.limit(MIN_HELD_NS))
-        & pl.Series(inside >= trace.limit(MIN_HELD_NS))
+        & as_series(inside >= trace.limit(MIN_HELD_NS))
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.blocking import concurrent_regions
 from streamlint.cost import price, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, NotAssessed
@@ -158,11 +159,11 @@ def _gaps(trace: Trace, copies: pl.DataFrame) -> pl.DataFrame:
         held &= (start[then] >= end[first]) & (start[then] - end[first] <= HANDOVER_NS)
         rows = np.flatnonzero(held)
         parts.append(
-            lane[rows.tolist()].with_columns(
-                pl.Series("idle_ns", since[rows]),
-                pl.Series("until_ns", start[rows]),
-                lane["engine"].gather(rows + 1).alias("waiting"),
-                lane["stream_id"].gather(rows + 1).alias("waiting_stream"),
+            lane[as_series(rows)].with_columns(
+                as_series(since[rows], "idle_ns"),
+                as_series(start[rows], "until_ns"),
+                lane["engine"][as_series(rows + 1)].alias("waiting"),
+                lane["stream_id"][as_series(rows + 1)].alias("waiting_stream"),
             )
         )
     return pl.concat(parts)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.blocking import concurrent_regions
 from streamlint.changes import Change
 from streamlint.completeness import sizes_unknown
@@ -170,7 +171,7 @@ def _judge(
         where=locate(
             trace,
             calls=calls,
-            ops=pl.concat([ops[holds.rows], null.filter(in_scope(trace))]),
+            ops=pl.concat([ops[as_series(holds.rows)], null.filter(in_scope(trace))]),
         ),
         occurrences=held,
         evidence=evidence,
@@ -313,6 +314,8 @@ def _could_run_together(ops: pl.DataFrame, cause: Int64) -> Bools:
 
 def _behind_event_wait(trace: Trace, ops: pl.DataFrame) -> Bools:
     """Operations with a cudaStreamWaitEvent between them and their predecessor."""
+    if "stream wait" not in trace.call_kinds:
+        return np.zeros(ops.height, dtype=np.bool_)
     waits = (
         trace.event_waits.drop_nulls("stream_id")
         .select("pid", "stream_id", pl.col("start_ns").alias("wait_ns"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.blocking import concurrent_regions
 from streamlint.changes import Change
 from streamlint.completeness import sizes_unknown
@@ -143,9 +144,9 @@ def _held(trace: Trace, kernels: pl.DataFrame) -> pl.DataFrame:
         both = np.minimum(ends[np.maximum(before, 0)], column(urgent, "end_ns"))
         parts.append(
             urgent.with_columns(
-                lower["name"].gather(holder).alias("holder"),
-                pl.Series("until_ns", np.maximum(both, column(urgent, "start_ns"))),
-            ).filter(pl.Series(waited))
+                lower["name"][as_series(holder)].alias("holder"),
+                as_series(np.maximum(both, column(urgent, "start_ns")), "until_ns"),
+            ).filter(as_series(waited))
         )
     return pl.concat(parts).sort("start_ns")
 
@@ -159,7 +160,7 @@ def _undisturbed(held: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
         taken = union(column(lower, "start_ns"), column(lower, "end_ns"))
         urgent = kernels.filter(pl.col("priority") == level)
         start, end = column(urgent, "start_ns"), column(urgent, "end_ns")
-        alone = urgent.filter(pl.Series(taken.overlap_ns(start, end) == 0))
+        alone = urgent.filter(as_series(taken.overlap_ns(start, end) == 0))
         took = (pl.col("end_ns") - pl.col("start_ns")).min().alias("alone_ns")
         shortest.append(alone.group_by(kind).agg(took))
     return held.join(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.blocking import concurrent_regions
 from streamlint.changes import Change
 from streamlint.completeness import sizes_unknown
@@ -148,7 +149,7 @@ def _finding(
     change = _change(replay, holds)
     cost = _cost(trace, region, holds, change)
     held = replay.graph.ops[holds.rows.tolist()].with_columns(
-        pl.Series("free_ns", holds.starts), pl.Series("waited", holds.ends)
+        as_series(holds.starts, "free_ns"), as_series(holds.ends, "waited")
     )
     key = ["pid", "correlation_id"]
     ops = trace.gpu_ops.join(held, on=[*key, "start_ns"], how="semi")

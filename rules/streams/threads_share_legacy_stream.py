@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.blocking import concurrent_regions
 from streamlint.completeness import sizes_unknown
 from streamlint.cost import price, severity_of
@@ -152,7 +153,7 @@ def _held(trace: Trace, ops: pl.DataFrame) -> pl.DataFrame:
     held = (before - free >= trace.limit(MIN_WAIT_NS)) & (start >= before)
     held &= (start - before <= HANDOVER_NS) & _had_room(ops)
     held &= (ops["tid"] != ops["other_tid"]).fill_null(value=False).to_numpy()
-    return ops.filter(pl.Series(held))
+    return ops.filter(as_series(held))
 
 
 def _had_room(ops: pl.DataFrame) -> Bools:

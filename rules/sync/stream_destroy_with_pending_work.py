@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, Severity
 from streamlint.rule import Outcome, rule
 from streamlint.steady import column, groups, in_scope, of_process
@@ -96,9 +97,9 @@ def _with_candidates(
             alive += sign * np.searchsorted(column(of_kind, "start_ns"), at)
         parts.append(
             here.with_columns(
-                pl.Series("pending", issued - ended),
-                pl.Series("alive", alive),
-                pl.Series("until_ns", until),
+                as_series(issued - ended, "pending"),
+                as_series(alive, "alive"),
+                as_series(until, "until_ns"),
             )
         )
     return pl.concat(parts).filter(pl.col("pending") > 0)

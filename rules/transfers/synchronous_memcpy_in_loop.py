@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.changes import Change
 from streamlint.copies import SMALL_BYTES, asynchronous, host_copies, size_words
 from streamlint.cost import price, price_change, severity_of
@@ -120,7 +121,7 @@ def _in_loop(trace: Trace, calls: pl.DataFrame, launched: Int64) -> pl.DataFrame
     rounds = np.searchsorted(launched, column(calls, "start_ns"))
     between = (pl.col("round") > 0) & (pl.col("round") < len(launched))
     alike = pl.col("round").n_unique().over("name", "direction", "size_bytes")
-    return calls.with_columns(pl.Series("round", rounds)).filter(
+    return calls.with_columns(as_series(rounds, "round")).filter(
         between | (alike >= trace.limit(MIN_ROUNDS))
     )
 

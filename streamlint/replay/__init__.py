@@ -10,6 +10,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64
 from streamlint.replay.graph import Edge, Graph, Indexes, build
@@ -296,7 +297,8 @@ def _starting_with(frame: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     instants = ascending(column(rows, "start_ns"))
     starts = column(frame, "start_ns")
     first = np.searchsorted(starts, instants, side="left")
-    return frame[spans(first, np.searchsorted(starts, instants, side="right"))]
+    last = np.searchsorted(starts, instants, side="right")
+    return frame[as_series(spans(first, last))]
 
 
 def _indexes(series: pl.Series) -> Int64:

@@ -19,9 +19,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from streamlint.arrays import as_series
 from streamlint.intervals import Bools, Int64
 from streamlint.replay.schedule import NEVER, OPERATION
-from streamlint.steady import column, groups, stable_order
+from streamlint.steady import ascending, column, groups, stable_order
 from streamlint.trace.calls import HOST_WAITS
 from streamlint.trace.lookup import first_rows
 from streamlint.trace.model import Trace
@@ -206,9 +207,9 @@ class _Builder:
         self.issued_by = first_rows(calls, ops)  # outermost calls
         # Operations are few of a kind: group by that, never by the columns again.
         self.place, first = _numbered(ops, *_PLACE)
-        self.places: dict[str, list[Any]] = ops.select_seq(*_PLACE)[first].to_dict(
-            as_series=False
-        )
+        self.places: dict[str, list[Any]] = ops.select_seq(*_PLACE)[
+            as_series(first)
+        ].to_dict(as_series=False)
         self.by_issue = np.lexsort((self.start, self.order))
         self.by_start = np.argsort(self.start, kind="stable")
         self.members: list[Int64] = []
@@ -456,7 +457,7 @@ class _Builder:
         streams = pl.Series(self.places["stream_id"], dtype=pl.Int64).to_numpy()
         for _, rows in self._rows("pid", "context_id", only=crowded):
             place = self.place[rows]
-            numbers = np.unique(streams[np.unique(place)])
+            numbers = np.unique(streams[ascending(place)])
             rank = np.searchsorted(numbers, streams)[place]
             for queue in range(queues):
                 here = rows[rank % queues == queue]
@@ -550,7 +551,7 @@ class _Builder:
             self.ops.select("pid", "device_id", pl.col("order_ns").alias("start_ns"))[
                 issued
             ]
-            .with_columns(self.calls["tid"].gather(self.issued_by[issued]))
+            .with_columns(self.calls["tid"][as_series(self.issued_by[issued])])
             .sort("start_ns", maintain_order=True)
         )
 
@@ -749,7 +750,7 @@ class _Builder:
         late = reached[offset[group] + count - 1] > at
         branch = np.flatnonzero((kind == Edge.STREAM) & late & in_graph[node_op])
         count = count.copy()
-        for one in np.unique(group[branch]):
+        for one in ascending(group[branch]):
             here = branch[group[branch] == one]
             begin = offset[one]
             ends = reached[begin : begin + count[here].max()]
@@ -778,12 +779,12 @@ class _Builder:
         sort = engine[self.place] * (len(kinds) + 1) + made
         learned = (
             pl.DataFrame(
-                {
-                    "sort": sort,
-                    "idle": idle,
-                    "tail": self.start - self.call_end[call],
-                    "since": since,
-                }
+                [
+                    as_series(sort, "sort"),
+                    as_series(idle, "idle"),
+                    as_series(self.start - self.call_end[call], "tail"),
+                    as_series(since, "since"),
+                ]
             )
             .group_by("sort")
             .agg(
@@ -813,7 +814,7 @@ class _Builder:
         handover_ns = np.zeros(len(previous), dtype=np.int64)
         silent = (previous < 0) | (think > HANDOFF_NS)
         pids = column(self.calls, "pid")[first]
-        for pid in np.unique(pids):
+        for pid in ascending(pids):
             if (pids == pid).sum() < 2:
                 continue
             index = np.flatnonzero((pids == pid)[thread])

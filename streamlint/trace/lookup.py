@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from streamlint.arrays import as_series
+
 Rows: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -41,7 +43,7 @@ def with_first(frame: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
 
     A left join, in the order of ``frame``.
     """
-    row = pl.Series(first_rows(others, frame))
+    row = as_series(first_rows(others, frame))
     row = row.set(row < 0, None)
     taken = others.drop("pid", "correlation_id").select(pl.all().gather(row))
     return frame.hstack(taken)

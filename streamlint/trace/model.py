@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.errors import TraceError
 from streamlint.escape import printable, without_home
 from streamlint.findings import NotAssessed
@@ -353,7 +354,9 @@ class Trace:
         calls = self.runtime_calls.filter(
             pl.col("kind").is_in(GPU_WORK) & pl.col("correlation_id").is_not_null()
         )
-        calls = calls.filter(first_rows(calls, calls) == np.arange(calls.height))
+        calls = calls.filter(
+            as_series(first_rows(calls, calls) == np.arange(calls.height))
+        )
         if not self.captures.height:
             return calls
         key = ["pid", "correlation_id"]

@@ -1,6 +1,6 @@
 """Opens an nsys SQLite export read-only and loads single tables as frames.
 
-Whole-number columns come through the vectorised page reader
+Whole-number columns of all but small files come through the vectorised page reader
 (`streamlint.trace.pages`); whatever it does not take, and all text, comes through a
 sqlite3 cursor (`streamlint.trace.untrusted`).
 """
@@ -20,6 +20,7 @@ from urllib.parse import quote
 import numpy as np
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.errors import OtherDatabase, TraceError
 from streamlint.escape import HOME_SIGN, without_home
 from streamlint.intervals import Bools, Int64
@@ -45,6 +46,9 @@ _MAGIC = b"SQLite format 3\0"
 _LFS = b"version https://git-lfs"
 _MAX_TIME = 1 << 62
 """Times in ns beyond this, 146 years, are damage; differences of others fit 64 bits."""
+
+_LARGE = 128 << 10
+"""Bytes of a file from which on the page reader is faster than a cursor."""
 
 _MOST_SPARSE = 16
 
@@ -92,6 +96,8 @@ class ExportFile:
         self.invalid_rows: dict[str, int] = {}
         self.size = 0
         """Bytes of the file."""
+        self.by_pages = False
+        """Whether whole numbers are read page by page, else all with a cursor."""
         _refuse_other_files(path, self.path.name)
         self._copy: tempfile.TemporaryDirectory[str] | None = None
         self._readable = path
@@ -101,6 +107,7 @@ class ExportFile:
             self._readable = Path(self._copy.name) / path.name
         try:
             self.size = path.stat().st_size
+            self.by_pages = self.size >= _LARGE
             self._connection = Connection(
                 self._readable, self.uri, original=path, name=self.path.name
             )
@@ -257,7 +264,7 @@ class ExportFile:
             usable &= (end < _MAX_TIME) & (end > -_MAX_TIME)
             if needed:
                 usable &= (start != 0) & (end >= start)
-        kept = frame if usable.all() else frame.filter(usable)
+        kept = frame if usable.all() else frame.filter(as_series(usable))
         self.invalid_rows[table.name] = frame.height - kept.height
         return _by_time(kept)
 
@@ -296,8 +303,8 @@ class ExportFile:
             used = np.flatnonzero(np.bincount(at))
             number = np.zeros(len(known), np.int64)
             number[used] = np.arange(len(used))
-            values, at = values[used].cast(_DTYPES[kind]), number[at]
-        named = values[at].alias(keys.name)
+            values, at = values[as_series(used)].cast(_DTYPES[kind]), number[at]
+        named = values[as_series(at)].alias(keys.name)
         if keys.null_count():
             missing |= keys.is_null().to_numpy()
         return only(named, ~missing) if missing.any() else named
@@ -308,7 +315,8 @@ class ExportFile:
         whole = [c for c in columns if c.kind in WHOLE]
         other = [c for c in columns if c not in whole]
         series: dict[str, pl.Series] = {}
-        taken = self._read_pages(layout, whole) if not other else None
+        paged = self.by_pages and not other
+        taken = self._read_pages(layout, whole) if paged else None
         if taken is not None:
             for column in whole:
                 # Nothing is twice in memory for longer than its turn.
@@ -526,8 +534,11 @@ def _clean_series(column: Column, values: Sequence[object]) -> pl.Series:
 
 def narrow_series(numbers: pl.Series) -> pl.Series:
     """Whole numbers as Int32, null where they don't fit (`narrowed`)."""
+    narrow = numbers.cast(pl.Int32, strict=False)
+    if narrow.null_count() == numbers.null_count():
+        return narrow
     values, fits = narrowed(_filled(numbers, 0))
-    narrow = pl.Series(numbers.name, values, dtype=pl.Int32)
+    narrow = as_series(values, numbers.name)
     if numbers.null_count():
         narrow = only(narrow, numbers.is_not_null().to_numpy())
     return narrow if fits is None else only(narrow, fits)
@@ -536,7 +547,7 @@ def narrow_series(numbers: pl.Series) -> pl.Series:
 def only(series: pl.Series, valid: Bools) -> pl.Series:
     """The series with null for what isn't valid; `scatter` takes 500 times as long."""
     nothing = pl.Series([None], dtype=series.dtype)
-    return series.zip_with(pl.Series(valid), nothing)
+    return series.zip_with(as_series(valid), nothing)
 
 
 def without_homes(texts: pl.Series) -> pl.Series:
@@ -544,7 +555,7 @@ def without_homes(texts: pl.Series) -> pl.Series:
     found = texts.str.contains(HOME_SIGN)
     if not found.any():
         return texts
-    at = np.flatnonzero(found.fill_null(value=False).to_numpy())
+    at = as_series(np.flatnonzero(found.fill_null(value=False).to_numpy()))
     return texts.scatter(at, [without_home(text) for text in texts.gather(at)])
 
 
@@ -597,7 +608,7 @@ def _by_time(frame: pl.DataFrame) -> pl.DataFrame:
         return frame
     order = np.arange(len(start))
     order[rows] = by_end
-    return frame[order]
+    return frame[as_series(order)]
 
 
 def _as_series(name: str, column: IntColumn) -> pl.Series:

@@ -47,13 +47,14 @@ def check(path: Path) -> str:
 
 
 def check_rows(path: Path) -> None:
-    """What can be read of the file's tables is what sqlite3 reads."""
+    """What can be read of the file's tables, either way, is what sqlite3 reads."""
     with _refusals(), closing(ExportFile(path)) as file:
         for name in TABLES:
-            with _refusals():
-                loaded = file.load(name)
-                if not isinstance(loaded, Unavailable):
-                    _compare(path, name, loaded.rows())
+            for file.by_pages in (True, False):
+                with _refusals():
+                    loaded = file.load(name)
+                    if not isinstance(loaded, Unavailable):
+                        _compare(path, name, loaded.rows())
 
 
 def check_lint(path: Path) -> Report | None:
