@@ -1,6 +1,6 @@
 """`python -m streamlint` is the `streamlint` command."""
 
-from streamlint.cli import main
+from streamlint.cli import run
 
 if __name__ == "__main__":
-    main()
+    run()

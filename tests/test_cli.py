@@ -14,12 +14,13 @@ import unicodedata
 from contextlib import closing
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commandline import Done, Run, process
 from tracebuilder import TraceBuilder
 
-from streamlint import __version__, cli
+from streamlint import __version__, cli, engine
 from streamlint.registry import all_rules
 from streamlint.rule import Rule
 from streamlint.trace import open_trace
@@ -498,6 +499,43 @@ def test_starts_without_the_packages_it_does_not_need(
     )
     assert done.stdout
     assert done.stderr.strip() == ""
+
+
+@pytest.mark.parametrize("thread", [False, True])
+def test_the_end_at_once_leaves_nothing_out(thread: bool) -> None:
+    code = (
+        "import atexit, sys, threading, time\n"
+        "from streamlint.cli import run\n"
+        "atexit.register(print, 'cleared up')\n"
+        f"sys.argv = ['streamlint', 'lint', {str(BAD)!r}]\n"
+        "late = lambda: (time.sleep(2), print('waited for'))\n"
+        f"{thread} and threading.Thread(target=late).start()\n"
+        "run()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8"
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "\n1 finding" in done.stdout
+    assert done.stdout.endswith("cleared up\n")
+    assert ("waited for\n" in done.stdout) == thread
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="has no affinity to CPUs")
+def test_a_small_trace_is_judged_on_one_cpu(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, during, judge = os.sched_getaffinity(0), [], engine.lint
+
+    def judged(*args: Any, **options: Any) -> engine.Report:
+        during.append(os.sched_getaffinity(0))
+        return judge(*args, **options)
+
+    monkeypatch.setattr(engine, "lint", judged)
+    run("lint", FIXED)
+    assert [len(cpus) for cpus in during] == [1]
+    assert during[0] <= before
+    assert os.sched_getaffinity(0) == before
 
 
 def test_a_reader_that_goes_away_is_no_crash() -> None:
