@@ -93,9 +93,8 @@ def pdl_candidate(trace: Trace) -> Outcome:
                 "export again with nsys 2021.3 or newer, all tables and columns",
             )
         elif pairs.height:
-            findings.append(_finding(trace, region, pairs))
-    # Gaps beside a busy host or other streams cost nothing: most programs have some.
-    findings = [found for found in findings if found.severity is not Severity.INFO]
+            finding = _finding(trace, region, pairs)
+            findings += [finding] if finding else []
     return findings or unable or []
 
 
@@ -127,7 +126,11 @@ def _pairs(ordered: pl.DataFrame, able: pl.Expr) -> pl.DataFrame:
     )
 
 
-def _finding(trace: Trace, region: Region, pairs: pl.DataFrame) -> Finding:
+def _finding(trace: Trace, region: Region, pairs: pl.DataFrame) -> Finding | None:
+    """None for gaps beside a busy host or other streams, which most programs have.
+
+    Such gaps cost nothing.
+    """
     change = _change(trace, pairs)
     total = int(pairs["gap_ns"].sum())
     cost = price_change(
@@ -138,12 +141,15 @@ def _finding(trace: Trace, region: Region, pairs: pl.DataFrame) -> Finding:
         "an estimate, each of these kernels 0.24 us before the end of the one before",
         direct=price(Claim.DIRECT, total, region, "sum of the gaps"),
     )
+    severity = severity_of(cost)
+    if severity is Severity.INFO:
+        return None
     calls = calls_behind(trace, pairs)
     longest = pairs.sort("gap_ns", descending=True, maintain_order=True).head(5)
     return Finding(
         message=f"{pairs.height} queued kernels start {total / pairs.height / 1e3:.1f} "
         "us on average after the end of the one before in their stream",
-        severity=severity_of(cost),
+        severity=severity,
         confidence=Confidence.MEDIUM,
         cost=cost,
         where=locate(trace, calls=calls, ops=pairs),

@@ -182,9 +182,16 @@ def _judge(
 
 
 def _change(trace: Trace, ops: pl.DataFrame) -> Change:
-    """Nothing waits for the barriers between these operations."""
+    """Nothing waits for barriers in this context, all of whose operations are given."""
     replay = replay_of(trace)
-    return Change(drop=replay.constraints(Edge.BARRIER, ops=replay.ops_of(ops)))
+    pid, context = ops.select("pid", "context_id").row(0)
+    here = replay.graph.ops.select(
+        (pl.col("pid") == pid)
+        & (pl.col("context_id") == (-1 if context is None else context))
+        & (pl.col("kind") != "record")
+    )
+    rows = np.flatnonzero(here.to_series().to_numpy())
+    return Change(drop=replay.constraints(Edge.BARRIER, ops=rows))
 
 
 _FIX = (
