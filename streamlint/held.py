@@ -43,7 +43,7 @@ def in_issue_order(trace: Trace, pid: int) -> pl.DataFrame:
     ordered = (
         of_process(trace.gpu_ops, pid)
         .with_columns(pl.coalesce("issue_ns", "start_ns").alias("issue_ns"))
-        .sort("issue_ns", "start_ns", maintain_order=True)
+        .sort("issue_ns", maintain_order=True)  # by start_ns they are sorted
         .with_columns(
             pl.col("issue_ns").shift(1).over(stream).alias("before_ns"),
             pl.max_horizontal("issue_ns", done).alias("ready_ns"),

@@ -464,9 +464,9 @@ def distinct(frame: pl.DataFrame, name: str) -> list[int]:
     ids = numbers.to_numpy()
     if not len(ids):
         return []
-    low = int(ids.min())
+    low, high = int(ids.min()), int(ids.max())
     # Counting takes a fifth of the time of sorting.
-    if ids.max() - low < len(ids):
+    if high - low < len(ids):
         found = np.flatnonzero(np.bincount(ids - low)) + low
     else:
         found = ascending(ids)
@@ -479,8 +479,10 @@ def ascending(values: Int64) -> Int64:
     `numpy.unique` hashes them first, which takes long where most differ, and a stable
     sort next to no time where they are almost in order, as in a trace.
     """
-    ordered = np.sort(values, kind="stable")
-    return ordered[np.diff(ordered, prepend=ordered[:1] - 1) > 0]
+    ordered: Int64 = np.sort(values, kind="stable")
+    new = np.append(True, ordered[1:] != ordered[:-1])
+    each: Int64 = ordered[new[: len(ordered)]]
+    return each
 
 
 def stable_order(numbers: Int64, limit: int) -> Int64:

@@ -261,6 +261,41 @@ def test_passes_are_compiled_once_enough_was_interpreted(
     assert compiled == [events, events]
 
 
+def test_rows_are_found_by_all_of_their_key(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    late = 2.0**60 / 1_000  # in us: ns that no float can hold
+    program = _barrier_program(13, 14, late)
+    replay = _built(program, tmp_path_factory)
+    graph = replay.graph
+    calls, ops = graph.calls, graph.ops
+    some = pl.DataFrame({"start_ns": [None, *calls["start_ns"][2:4]]}).join(
+        calls.select("pid", "tid", "start_ns"), on="start_ns", how="left"
+    )
+    assert replay.calls_of(some).tolist() == [2, 3]
+    assert replay.calls_of(some.with_columns(pl.col("tid") + 1)).tolist() == []
+    assert replay.calls_of(calls).tolist() == calls["call_index"].to_list()
+    assert replay.ops_of(ops[[5, 1]]).tolist() == [1, 5]
+    assert replay.ops_of(ops[[1]].with_columns(pl.col("start_ns") + 1)).tolist() == []
+    issued = replay.ops_issued_by(np.array([4, 1]))
+    assert issued.tolist() == np.flatnonzero(np.isin(graph.issue_call, (1, 4))).tolist()
+
+
+def test_constraints_of_nodes_are_those_of_the_kinds() -> None:
+    replay = _replay("misc")
+    graph = replay.graph
+    ops, calls = np.array([7, 3, 3, 11]), np.array([5, 2, 9])
+    for kinds in ((Edge.STREAM,), (Edge.WAIT, Edge.COPY), tuple(Edge)):
+        of_kinds = np.isin(graph.kind, kinds)
+        for chosen, nodes in (
+            (replay.constraints(*kinds), graph.node),
+            (replay.constraints(*kinds, ops=ops), ops),
+            (replay.constraints(*kinds, calls=calls), calls + graph.ops.height),
+        ):
+            expected = np.flatnonzero(of_kinds & np.isin(graph.node, nodes))
+            assert chosen.tolist() == expected.tolist()
+
+
 def test_every_constraint_points_back_in_time() -> None:
     for name in PAIRS:
         graph: Graph = _replay(name).graph

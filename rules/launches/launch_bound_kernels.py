@@ -160,7 +160,7 @@ def _in_runs(trace: Trace, region: Region) -> pl.DataFrame:
             by="tid",
             check_sortedness=False,
         )
-        .sort(*thread, "issue_ns")
+        .sort(thread, maintain_order=True)
         .collect()
     )
     prompt = pl.col("start_ns") - pl.col("issue_end_ns") <= PROMPT_NS

@@ -239,7 +239,7 @@ def _in_issue_order(ops: pl.DataFrame) -> pl.DataFrame:
     before = pl.col("end_ns").cum_max().shift(1).over("stream_id")
     return (
         ops.with_columns(pl.coalesce("issue_ns", "start_ns").alias("issue_ns"))
-        .sort("issue_ns", "start_ns", maintain_order=True)
+        .sort("issue_ns", maintain_order=True)  # by start_ns they are sorted
         .with_columns(pl.max_horizontal("issue_ns", before).alias("ready_ns"))
     )
 

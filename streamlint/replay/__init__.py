@@ -294,7 +294,7 @@ def _starting_with(frame: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     """
     if 4 * rows.height > frame.height:
         return frame
-    instants = ascending(column(rows, "start_ns"))
+    instants = ascending(column(rows.select("start_ns").drop_nulls(), "start_ns"))
     starts = column(frame, "start_ns")
     first = np.searchsorted(starts, instants, side="left")
     last = np.searchsorted(starts, instants, side="right")

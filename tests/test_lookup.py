@@ -1,0 +1,63 @@
+"""Rows found by key, and columns told apart, against what polars makes of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from streamlint.steady import ascending, distinct, groups
+from streamlint.trace.lookup import first_rows, with_first
+
+SMALL = st.integers(-1, 3)
+WIDE = st.integers(-(2**63), 2**63 - 1)
+KEYS = st.lists(st.tuples(SMALL | st.none(), SMALL | WIDE | st.none()), max_size=12)
+SCHEMA = {"pid": pl.Int64, "correlation_id": pl.Int64}
+
+
+def frame(keys: list[tuple[int | None, int | None]], name: str) -> pl.DataFrame:
+    keyed = pl.DataFrame(keys, schema=SCHEMA, orient="row")
+    return keyed.with_columns(pl.int_range(pl.len()).alias(name))
+
+
+@given(KEYS, KEYS)
+@settings(deadline=None)
+def test_first_rows_are_those_of_a_join(
+    here: list[tuple[int | None, int | None]],
+    there: list[tuple[int | None, int | None]],
+) -> None:
+    wanted, others = frame(here, "row"), frame(there, "other")
+    joined = wanted.join(
+        others.unique(["pid", "correlation_id"], keep="first"),
+        on=["pid", "correlation_id"],
+        how="left",
+        maintain_order="left",
+    )
+    assert with_first(wanted, others).equals(joined)
+    assert (
+        first_rows(others, wanted).tolist() == joined["other"].fill_null(-1).to_list()
+    )
+
+
+@given(st.lists(SMALL | WIDE | st.none()))
+@settings(deadline=None)
+def test_numbers_come_once_and_in_order(values: list[int | None]) -> None:
+    numbers = sorted({value for value in values if value is not None})
+    column = pl.DataFrame({"a": values}, schema={"a": pl.Int64})
+    assert distinct(column, "a") == numbers
+    given_ones = [value for value in values if value is not None]
+    assert ascending(np.array(given_ones, dtype=np.int64)).tolist() == numbers
+
+
+@given(st.lists(st.tuples(SMALL | st.none(), st.sampled_from(["x", "y", None]))))
+@settings(deadline=None)
+def test_groups_are_those_of_group_by(
+    rows: list[tuple[int | None, str | None]],
+) -> None:
+    schema = {"a": pl.Int64, "b": pl.String}
+    table = pl.DataFrame(rows, schema=schema, orient="row").with_row_index("row")
+    for by in (("a",), ("b",), ("a", "b")):
+        found = [(key, part["row"].to_list()) for key, part in groups(table, *by)]
+        expected = table.group_by(by, maintain_order=True)
+        assert found == [(key, part["row"].to_list()) for key, part in expected]
