@@ -545,11 +545,7 @@ def lint(
     if alone:
         (source,) = sources
         try:
-            with (
-                opened(source) as trace,
-                _on_one_cpu([source]),
-                _progress(source.path.name, trace) as told,
-            ):
+            with opened(source) as trace, _progress(source.path.name, trace) as told:
                 report = judge(trace, on_rule=told)._replace(
                     path=source.path, url=source.url, baseline=known
                 )
@@ -1327,32 +1323,6 @@ def _say(line: str) -> None:
     sys.stderr.write(f"{printable(line)}\n")
 
 
-def _small(sources: list[Source]) -> bool:
-    return all((source.size or 0) < _SMALL_BYTES for source in sources)
-
-
-@contextmanager
-def _on_one_cpu(sources: list[Source]) -> Iterator[None]:
-    """Saves a fifth of a small lint, where the system lets a thread stay on a CPU.
-
-    polars hands each step to a thread of its own. To wake it on another CPU, which
-    may be asleep, takes longer than the step.
-    """
-    if sys.platform != "linux" or not _small(sources):
-        yield
-        return
-    allowed = os.sched_getaffinity(0)
-    with suppress(OSError, ValueError):
-        # The 39th field; the second, the name of the program, may hold anything.
-        fields = Path("/proc/thread-self/stat").read_bytes().rpartition(b")")[2].split()
-        os.sched_setaffinity(0, {int(fields[36])})
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            os.sched_setaffinity(0, allowed)
-
-
 @contextmanager
 def _quick_imports(sources: list[Source]) -> Iterator[None]:
     """Saves a tenth of a small lint: imports leave no garbage, BLAS goes unused.
@@ -1363,7 +1333,7 @@ def _quick_imports(sources: list[Source]) -> Iterator[None]:
     not see it. Small traces are judged on one thread: handing their few rows to another
     costs more than the work.
     """
-    if _small(sources):
+    if all((source.size or 0) < _SMALL_BYTES for source in sources):
         os.environ.setdefault("POLARS_MAX_THREADS", "1")
     ours = {name: v for name, v in _AT_IMPORT.items() if name not in os.environ}
     os.environ.update(ours)

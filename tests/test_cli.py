@@ -14,7 +14,6 @@ import unicodedata
 from contextlib import closing
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from commandline import Done, Run, process
@@ -519,23 +518,6 @@ def test_the_end_at_once_leaves_nothing_out(thread: bool) -> None:
     assert "\n1 finding" in done.stdout
     assert done.stdout.endswith("cleared up\n")
     assert ("waited for\n" in done.stdout) == thread
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="has no affinity to CPUs")
-def test_a_small_trace_is_judged_on_one_cpu(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before, during, judge = os.sched_getaffinity(0), [], engine.lint
-
-    def judged(*args: Any, **options: Any) -> engine.Report:
-        during.append(os.sched_getaffinity(0))
-        return judge(*args, **options)
-
-    monkeypatch.setattr(engine, "lint", judged)
-    run("lint", FIXED)
-    assert [len(cpus) for cpus in during] == [1]
-    assert during[0] <= before
-    assert os.sched_getaffinity(0) == before
 
 
 def test_a_reader_that_goes_away_is_no_crash() -> None:
