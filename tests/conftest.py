@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # pytest's importlib mode does not.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from commandline import Run
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("streamlint", deadline=None)
+settings.load_profile("streamlint")
 
 
 @pytest.fixture

@@ -36,7 +36,6 @@ def test_the_samples_themselves_pass(number: int, tmp_path: Path) -> None:
 
 @settings(
     max_examples=60,
-    deadline=None,
     derandomize=True,
     database=None,
     suppress_health_check=list(HealthCheck),

@@ -367,7 +367,6 @@ def test_other_domains_and_other_texts_are_not_ours(read: Read) -> None:
 )
 @settings(
     max_examples=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_hostile_texts_never_crash(

@@ -227,7 +227,7 @@ def tables(draw: st.DrawFn) -> tuple[list[str], list[tuple[Any, ...]]]:
     return types, draw(st.lists(row, max_size=25))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @given(
     table=tables(),
     page_size=st.sampled_from(PAGE_SIZES),

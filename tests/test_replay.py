@@ -160,7 +160,7 @@ def programs(draw: st.DrawFn) -> TraceBuilder:
     return builder
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(program=programs(), data=st.data())
 def test_dropping_a_constraint_never_lengthens_the_run(
     program: TraceBuilder, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -179,7 +179,7 @@ def test_dropping_a_constraint_never_lengthens_the_run(
     assert (replay.run([halved]).op_start <= replay.recorded.op_start).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(program=programs())
 def test_replay_of_a_replay_is_a_fixed_point(
     program: TraceBuilder, tmp_path_factory: pytest.TempPathFactory

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 from tracebuilder import TraceBuilder
@@ -692,7 +692,6 @@ def test_a_row_number_that_the_file_has_no_room_for_is_not_believed(
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(5, 7)), max_size=8), st.booleans()
 )
-@settings(deadline=None)
 def test_rows_come_by_start_and_end_and_else_as_they_are(
     times: list[tuple[int, int]], in_order: bool
 ) -> None:
