@@ -39,7 +39,7 @@ from streamlint.where import notes
 
 _ALL = Policy()
 
-ROW_BYTES, ROW_BYTES_NO_REPLAY = 800, 600
+ROW_BYTES, ROW_BYTES_NO_REPLAY = 650, 420
 """Memory of a lint at its peak for each row that it reads (`Trace.rows`).
 
 Measured on generated traces (docs/benchmarks.md), where it hardly depends on size.

@@ -35,10 +35,10 @@ Outcome: TypeAlias = Report | StreamlintError
 
 _MIB = 1 << 20
 _BASE_BYTES = 150 * _MIB
-_BYTES_PER_BYTE = ((16 * _MIB, 27), (None, 21))
+_BYTES_PER_BYTE = ((16 * _MIB, 18), (None, 13))
 """Memory of a lint for each byte of the export: of the first ones, of the rest.
 
-Generated traces of 17, 52 and 180 MB peak at 0.56, 1.2 and 3.7 GB.
+Generated traces of 17, 52 and 180 MB peak at 0.40, 0.80 and 2.2 GB.
 """
 _EXPORT_GROWTH = 8
 """How much larger than its report or parquet files a SQLite export is, at most."""
