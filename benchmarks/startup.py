@@ -1,10 +1,10 @@
 """How long `streamlint lint` takes beside `import polars, typer`, its floor.
 
-    chrt -f 20 .venv/bin/python benchmarks/startup.py
+    .venv/bin/python benchmarks/startup.py
 
 Both are measured in turns, in an empty folder, so that no configuration is read. Ends
 with 1 if lint takes more than twice as long; means something only on a quiet machine,
-or, where one may, with real-time priority (``chrt``).
+at the priority that people have.
 """
 
 from __future__ import annotations

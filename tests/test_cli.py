@@ -11,9 +11,10 @@ import sqlite3
 import subprocess
 import sys
 import unicodedata
-from contextlib import closing
+from contextlib import ExitStack, closing
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commandline import Done, Run, process
@@ -518,6 +519,32 @@ def test_the_end_at_once_leaves_nothing_out(thread: bool) -> None:
     assert "\n1 finding" in done.stdout
     assert done.stdout.endswith("cleared up\n")
     assert ("waited for\n" in done.stdout) == thread
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="has no affinity to CPUs")
+@pytest.mark.parametrize("taken", [False, True])
+def test_of_small_lints_one_at_a_time_stays_on_a_cpu(
+    run: Run, monkeypatch: pytest.MonkeyPatch, taken: bool
+) -> None:
+    import fcntl
+
+    before, during, judge = os.sched_getaffinity(0), [], engine.lint
+
+    def judged(*args: Any, **options: Any) -> engine.Report:
+        during.append(os.sched_getaffinity(0))
+        return judge(*args, **options)
+
+    monkeypatch.setattr(engine, "lint", judged)
+    with ExitStack() as held:
+        for cpu in before if taken else ():
+            folder = os.open(f"/sys/devices/system/cpu/cpu{cpu}", os.O_RDONLY)
+            held.callback(os.close, folder)
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        run("lint", FIXED)
+    (there,) = during
+    assert there <= before
+    assert len(there) == (len(before) if taken else 1)
+    assert os.sched_getaffinity(0) == before
 
 
 def test_a_reader_that_goes_away_is_no_crash() -> None:
