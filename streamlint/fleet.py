@@ -242,7 +242,7 @@ def _levels(
 ) -> dict[str, dict[int, Severity | None]]:
     levels: dict[str, dict[int, Severity | None]] = defaultdict(dict)
     for index, rules in enumerate(unable):
-        for rule in rules:
+        for rule in sorted(rules):
             levels[rule][index] = None
     for index, findings in enumerate(found):
         for rule, finding in findings:

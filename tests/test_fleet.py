@@ -25,7 +25,7 @@ from streamlint.findings import (
 )
 from streamlint.fleet import Fleet, fleet, rank_pattern
 from streamlint.overview import Overview
-from streamlint.registry import find
+from streamlint.registry import all_rules, find
 from streamlint.reporters.fleet import cost, coverage
 from streamlint.reporters.fleet_page import LEVELS, document, page
 from streamlint.reporters.json import schema
@@ -224,6 +224,15 @@ def test_json_has_a_fleet(run: Run, tmp_path: Path) -> None:
     assert "unable rank 3 on node1 (error)" in text
     alone = run("lint", EXTRA / "legacy.sqlite", "--format", "json")
     assert json.loads(alone.out)["fleet"] is None
+
+
+def test_the_page_is_the_same_in_every_run() -> None:
+    why = NotAssessed("not recorded", "record it")
+    unable = [Judgement(rule, not_assessed=why) for rule in all_rules()]
+    lost = report()._replace(judgements=tuple(unable))
+    rules = document(fleet([("rank0.sqlite", lost), ("rank1.sqlite", lost)]))["rules"]
+    assert len(rules) > 30
+    assert rules == sorted(rules)
 
 
 def test_the_page_holds_the_map_and_escapes_names(run: Run, tmp_path: Path) -> None:
