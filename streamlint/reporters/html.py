@@ -61,7 +61,7 @@ def filled(
     if plotlyjs == "cdn":
         values["FOOTER"] = html.escape(f"streamlint {__version__}")
     # Split once: what a value holds is never searched for placeholders.
-    parts = _read(f"{name}.html").split("@")
+    parts = (_read("top.html") + _read(f"{name}.html")).split("@")
     return "".join(values.get(part, part) for part in parts)
 
 
