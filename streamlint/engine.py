@@ -42,7 +42,8 @@ _ALL = Policy()
 ROW_BYTES, ROW_BYTES_NO_REPLAY = 650, 420
 """Memory of a lint at its peak for each row that it reads (`Trace.rows`).
 
-Measured on generated traces (docs/benchmarks.md), where it hardly depends on size.
+Measured on generated traces of a million kernels (docs/benchmarks.md); of larger ones
+each row takes less.
 """
 _NEEDS_REPLAY = NotAssessed("needs the replay", "judge again without --no-replay")
 
