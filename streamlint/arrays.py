@@ -1,9 +1,11 @@
-"""Arrays as polars series."""
+"""Arrays: as polars series, in order, and by group."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import polars as pl
 
@@ -14,6 +16,9 @@ _TYPES: dict[str, type[pl.DataType]] = {
     "int64": pl.Int64,
 }
 _FEW = 4096
+_SPREAD = 8
+NOTHING = -(2**62)
+"""Earlier than any time, and no id."""
 
 
 def as_series(values: npt.NDArray[Any], name: str = "") -> pl.Series:
@@ -26,3 +31,66 @@ def as_series(values: npt.NDArray[Any], name: str = "") -> pl.Series:
     if dtype is None or values.size >= _FEW:
         return pl.Series(name, values)
     return pl.Series(name, values.tolist(), dtype=dtype)
+
+
+def ascending(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The numbers in order, each once.
+
+    `numpy.unique` hashes them first, which takes long where most differ. Ids are close
+    together, and a stable sort takes next to no time where the numbers are almost in
+    order, as in a trace.
+    """
+    if not len(values):
+        return values
+    low, high = int(values.min()), int(values.max())
+    if high - low < _SPREAD * len(values):
+        there = np.zeros(high - low + 1, dtype=np.bool_)
+        there[values - low] = True
+        return np.flatnonzero(there) + low
+    ordered = np.sort(values, kind="stable")
+    each: npt.NDArray[np.int64] = ordered[np.append(True, ordered[1:] != ordered[:-1])]
+    return each
+
+
+def stable_order(numbers: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.int64]:
+    """A stable order of small numbers; numpy sorts 16 bits in linear time."""
+    small = numbers.astype(np.int16) if limit < 1 << 15 else numbers
+    return np.argsort(small, kind="stable")
+
+
+def earlier_max(values: pl.Series, *groups: pl.Series) -> npt.NDArray[np.int64]:
+    """The greatest of the values before each one in its group, `NOTHING` for the first.
+
+    Groups are rows alike in all of these numbers or nulls. As ``cum_max`` and ``shift``
+    with ``over``, in a third of the time.
+    """
+    number, count = np.zeros(len(values), dtype=np.int64), 1
+    for group in groups:
+        ranks, size = _ranks(group)
+        number, count = number * size + ranks, count * size
+        if count > 1 << 31:
+            number, count = _ranks(pl.Series(number))
+    order = stable_order(number, count)
+    sorted_values, number = values.to_numpy()[order], number[order]
+    begins = np.flatnonzero(np.diff(number, prepend=-1))
+    latest = np.empty_like(sorted_values)
+    for begin, end in pairwise([*begins.tolist(), len(number)]):
+        np.maximum.accumulate(
+            sorted_values[begin : end - 1], out=latest[begin + 1 : end]
+        )
+    latest[begins] = NOTHING
+    found = np.empty_like(latest)
+    found[order] = latest
+    return found
+
+
+def _ranks(numbers: pl.Series) -> tuple[npt.NDArray[np.int64], int]:
+    """Small numbers from 0 that are alike where these are, and how many at most."""
+    values = numbers.cast(pl.Int64).fill_null(NOTHING).to_numpy()
+    if not len(values):
+        return values, 1
+    low, high = int(values.min()), int(values.max())
+    if high - low < _FEW:
+        return values - low, high - low + 1
+    each = ascending(values)
+    return np.searchsorted(each, values), len(each)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from streamlint.arrays import as_series
+from streamlint.arrays import as_series, ascending
 from streamlint.findings import Claim, Confidence, Evidence, Finding, NotAssessed
 from streamlint.intervals import union
 from streamlint.l2 import L2_CALLS, l2_marks
@@ -387,8 +387,9 @@ def _holes(trace: Trace) -> list[Defect]:
 def _unrecorded_calls(trace: Trace) -> int:
     key = ["pid", "correlation_id"]
     frames = (trace.runtime_calls, trace.gpu_ops, trace.event_records)
-    rows = pl.concat([frame[key] for frame in frames])
-    seen = rows.filter(pl.col("correlation_id") > 0)
+    seen = pl.concat(
+        frame[key].filter(pl.col("correlation_id") > 0) for frame in frames
+    )
     queries = dict(trace.queries["pid"].value_counts().iter_rows())
     named: dict[int, int] = {}
     if "query" in trace.call_kinds:
@@ -396,10 +397,7 @@ def _unrecorded_calls(trace: Trace) -> int:
         named = dict(polls["pid"].value_counts().iter_rows())
     missing = 0
     for (pid,), here in groups(seen, "pid"):
-        # A stable sort merges the almost sorted ids of the frames.
-        ids = np.sort(here["correlation_id"].to_numpy(), kind="stable")
-        steps = np.diff(ids)
-        holes = steps[steps > 0] - 1
+        holes = np.diff(ascending(column(here, "correlation_id"))) - 1
         start_up = np.flatnonzero(holes >= START_UP_HOLE)
         if len(start_up):
             holes[start_up[0]] = max(0, int(holes[start_up[0]]) - START_UP_IDS)

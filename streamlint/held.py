@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 
-from streamlint.arrays import as_series
+from streamlint.arrays import NOTHING, as_series, earlier_max
 from streamlint.changes import Change
 from streamlint.cost import price, trusted, unreplayed
 from streamlint.findings import Claim, Cost
@@ -38,16 +38,17 @@ def in_issue_order(trace: Trace, pid: int) -> pl.DataFrame:
         .select("stream_id", pl.col("start_ns").alias("wait_ns"))
         .sort("wait_ns")
     )
-    stream = "stream_id"
-    done = pl.col("end_ns").cum_max().shift(1).over(stream)
     ordered = (
         of_process(trace.gpu_ops, pid)
         .with_columns(pl.coalesce("issue_ns", "start_ns").alias("issue_ns"))
         .sort("issue_ns", maintain_order=True)  # by start_ns they are sorted
-        .with_columns(
-            pl.col("issue_ns").shift(1).over(stream).alias("before_ns"),
-            pl.max_horizontal("issue_ns", done).alias("ready_ns"),
-        )
+    )
+    stream = ordered["stream_id"]
+    before = as_series(earlier_max(ordered["issue_ns"], stream), "before_ns")
+    done = as_series(earlier_max(ordered["end_ns"], stream))
+    ordered = ordered.with_columns(
+        before.set(before == NOTHING, None),
+        pl.max_horizontal("issue_ns", done).alias("ready_ns"),
     )
     if not waits.height:
         return ordered.with_columns(pl.lit(value=False).alias("after_wait"))
@@ -57,7 +58,7 @@ def in_issue_order(trace: Trace, pid: int) -> pl.DataFrame:
             waits,
             left_on="issue_ns",
             right_on="wait_ns",
-            by=stream,
+            by="stream_id",
             check_sortedness=False,
         )
         .with_columns(

@@ -101,14 +101,14 @@ def _process_spans(ops: pl.DataFrame, span_ns: int) -> dict[int, int]:
 
 def _devices(trace: Trace, span_ns: int) -> tuple[DeviceTime, ...]:
     names = dict(trace.gpus["gpu_id", "name"].iter_rows())
+    times = trace.gpu_ops.select("gpu_id", "kind", "start_ns", "end_ns")
     found = [
         (gpu, ops)
-        for (gpu,), ops in groups(trace.gpu_ops, "gpu_id")
+        for (gpu,), ops in groups(times, "gpu_id")
         if gpu is None or isinstance(gpu, int)
     ]
     made = []
     for gpu, ops in sorted(found, key=lambda pair: (pair[0] is None, pair[0])):
-        ops = ops.select("kind", "start_ns", "end_ns")
         kernel = pl.col("kind").is_in(("memcpy", "memset")).not_()
         total = busy(ops)
         made.append(

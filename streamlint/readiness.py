@@ -11,11 +11,11 @@ from collections.abc import Iterable
 import numpy as np
 import polars as pl
 
-from streamlint.arrays import as_series
+from streamlint.arrays import as_series, ascending
 from streamlint.intervals import Int64
 from streamlint.replay import Edge, Graph, replay_of
 from streamlint.replay.schedule import NEVER
-from streamlint.steady import ascending, column
+from streamlint.steady import column
 from streamlint.trace.model import Trace
 
 

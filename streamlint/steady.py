@@ -18,7 +18,7 @@ import numpy as np
 import polars as pl
 import polars.selectors as cs
 
-from streamlint.arrays import as_series
+from streamlint.arrays import as_series, ascending
 from streamlint.errors import ScopeError
 from streamlint.escape import printable
 from streamlint.intervals import Bools, Int64, Intervals, union
@@ -134,7 +134,8 @@ def _regions(trace: Trace) -> dict[int, Region]:
         return _scoped(trace, trace.settings.scope)
     iterations = _iteration_groups(trace)
     found: dict[int, Region] = {}
-    for (pid,), ops in groups(trace.gpu_ops, "pid"):
+    columns = ("pid", "kind", "name", "stream_id", "issue_ns", "start_ns", "end_ns")
+    for (pid,), ops in groups(trace.gpu_ops.select(columns), "pid"):
         assert isinstance(pid, int)
         by_range = _by_iterations(iterations, ops, pid)
         found[pid] = by_range or _by_repetition(ops, pid)
@@ -461,34 +462,7 @@ def distinct(frame: pl.DataFrame, name: str) -> list[int]:
     numbers = frame[name]
     if numbers.null_count():
         numbers = numbers.drop_nulls()
-    ids = numbers.to_numpy()
-    if not len(ids):
-        return []
-    low, high = int(ids.min()), int(ids.max())
-    # Counting takes a fifth of the time of sorting.
-    if high - low < len(ids):
-        found = np.flatnonzero(np.bincount(ids - low)) + low
-    else:
-        found = ascending(ids)
-    return [*map(int, found)]
-
-
-def ascending(values: Int64) -> Int64:
-    """The numbers in order, each once.
-
-    `numpy.unique` hashes them first, which takes long where most differ, and a stable
-    sort next to no time where they are almost in order, as in a trace.
-    """
-    ordered: Int64 = np.sort(values, kind="stable")
-    new = np.append(True, ordered[1:] != ordered[:-1])
-    each: Int64 = ordered[new[: len(ordered)]]
-    return each
-
-
-def stable_order(numbers: Int64, limit: int) -> Int64:
-    """A stable order of small numbers; numpy sorts 16 bits in linear time."""
-    small = numbers.astype(np.int16) if limit < 1 << 15 else numbers
-    return np.argsort(small, kind="stable")
+    return [*map(int, ascending(numbers.to_numpy()))]
 
 
 def column(frame: pl.DataFrame, name: str) -> Int64:

@@ -14,7 +14,7 @@ import polars as pl
 from streamlint.completeness import defects
 from streamlint.findings import NotAssessed
 from streamlint.intervals import Int64
-from streamlint.steady import column, groups, of_process
+from streamlint.steady import column, distinct, groups, of_process
 from streamlint.trace.model import Trace, schema
 
 _FREES = ("device free", "host free", "host unregister", "host func")
@@ -46,15 +46,15 @@ def cut_off(trace: Trace) -> NotAssessed | None:
 
 
 def _unwaited(trace: Trace) -> pl.DataFrame:
-    ops = trace.gpu_ops.filter(pl.col("issue_ns").is_not_null())
+    ops = trace.gpu_ops
     parts = [ops.clear()]
-    for (pid,), own in groups(ops, "pid"):
-        assert isinstance(pid, int)
+    for pid in distinct(ops, "pid"):
         resolved = _resolved(trace, pid)
         everything = _waits_for_all(trace, pid, resolved)
-        left = own.filter(pl.col("issue_ns") >= everything)
+        own = (pl.col("pid") == pid) & pl.col("issue_ns").is_not_null()
+        left = ops.filter(own & (pl.col("issue_ns") >= everything))
         if left.height:
-            covered = _covered(trace, pid, own, resolved)
+            covered = _covered(trace, pid, ops.filter(own), resolved)
             left = left.join(covered, on="stream_id", how="left", validate="m:1")
             left = left.filter(pl.col("issue_ns") >= pl.col("until_ns"))
             parts.append(left.drop("until_ns"))

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from streamlint.arrays import as_series
+from streamlint.arrays import as_series, ascending, earlier_max
 from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64, Intervals, union
 from streamlint.replay import Edge, replay_of
-from streamlint.steady import ascending, column, groups, of_process
+from streamlint.steady import column, groups, of_process
 from streamlint.trace.model import Trace
 
 READBACK_BYTES = 1_024
@@ -313,16 +313,13 @@ def _nullable(name: str, values: pl.Series, index: Int64, present: Bools) -> pl.
 
 
 def _issue_delay_ns(trace: Trace) -> int:
-    before = pl.col("end_ns").cum_max().shift(1).over("pid", "stream_id")
-    delays = (
-        trace.gpu_ops.filter(
-            pl.col("issue_ns").is_not_null() & (pl.col("kind") != "graph")
-        )
-        .with_columns(before.alias("before_ns"))
-        .filter(
-            pl.col("before_ns").is_null() | (pl.col("before_ns") <= pl.col("issue_ns"))
-        )
-        .select((pl.col("start_ns") - pl.col("issue_ns")).median())
+    ops = (
+        trace.gpu_ops.lazy()
+        .filter(pl.col("issue_ns").is_not_null() & (pl.col("kind") != "graph"))
+        .select("pid", "stream_id", "issue_ns", "start_ns", "end_ns")
+        .collect()
     )
-    value = delays.item()
-    return 0 if value is None else max(0, int(value))
+    issue, start = column(ops, "issue_ns"), column(ops, "start_ns")
+    before = earlier_max(ops["end_ns"], ops["pid"], ops["stream_id"])
+    delays = (start - issue)[before <= issue]
+    return max(0, int(np.median(delays))) if len(delays) else 0

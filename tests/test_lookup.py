@@ -1,4 +1,4 @@
-"""Rows found by key, and columns told apart, against what polars makes of them."""
+"""Rows found by key, groups and running values, against what polars makes of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamlint.steady import ascending, distinct, groups
+from streamlint.arrays import NOTHING, ascending, earlier_max
+from streamlint.steady import distinct, groups
 from streamlint.trace.lookup import first_rows, with_first
 
 SMALL = st.integers(-1, 3)
@@ -61,3 +62,16 @@ def test_groups_are_those_of_group_by(
         found = [(key, part["row"].to_list()) for key, part in groups(table, *by)]
         expected = table.group_by(by, maintain_order=True)
         assert found == [(key, part["row"].to_list()) for key, part in expected]
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), SMALL | WIDE | st.none(), SMALL)))
+@settings(deadline=None)
+def test_earlier_maxima_are_those_of_over(
+    rows: list[tuple[int, int | None, int]],
+) -> None:
+    schema = {"at": pl.Int64, "a": pl.Int64, "b": pl.Int32}
+    table = pl.DataFrame(rows, schema=schema, orient="row")
+    for by in (("a",), ("b",), ("a", "b")):
+        expected = table.select(pl.col("at").cum_max().shift(1).over(by))["at"]
+        found = earlier_max(table["at"], *(table[name] for name in by))
+        assert found.tolist() == expected.fill_null(NOTHING).to_list()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from streamlint.arrays import ascending
 from streamlint.blocking import launches_block
 from streamlint.changes import Change
 from streamlint.completeness import sizes_unknown
@@ -14,7 +15,7 @@ from streamlint.intervals import union
 from streamlint.replay import replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, ascending, column, groups, regions
+from streamlint.steady import Region, column, groups, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from streamlint.arrays import as_series
+from streamlint.arrays import NOTHING, as_series, earlier_max
 from streamlint.blocking import launches_block
 from streamlint.changes import Change
 from streamlint.cost import price, severity_of
@@ -135,11 +135,12 @@ def _in_runs(trace: Trace, region: Region) -> pl.DataFrame:
     run, starved (the queue was empty).
     """
     thread = ["tid", "device_id"]
-    before = pl.col("end_ns").cum_max().shift(1).over("stream_id")
+    ops = trace.gpu_ops
+    before = as_series(earlier_max(ops["end_ns"], ops["pid"], ops["stream_id"]))
+    gap = pl.when(before > NOTHING).then(pl.col("start_ns") - before)
     kernels = (
-        trace.gpu_ops.lazy()
-        .filter(pl.col("pid") == region.pid)
-        .with_columns((pl.col("start_ns") - before).alias("gap_ns"))
+        ops.lazy()
+        .with_columns(gap.alias("gap_ns"))
         .filter(
             region.holds()
             & (pl.col("kind") == "kernel")

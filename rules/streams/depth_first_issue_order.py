@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from streamlint.arrays import as_series
+from streamlint.arrays import as_series, earlier_max
 from streamlint.blocking import concurrent_regions
 from streamlint.cost import price, severity_of
 from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, NotAssessed
@@ -120,10 +120,11 @@ def _in_lanes(trace: Trace, one_engine: pl.Expr | None = None) -> pl.DataFrame:
         .otherwise("engine"),
         separator=" ",
     )
-    before = pl.col("end_ns").cum_max().shift(1).over("pid", "stream_id")
+    ops = trace.gpu_ops
+    before = as_series(earlier_max(ops["end_ns"], ops["pid"], ops["stream_id"]))
     called = pl.min_horizontal("issue_end_ns", "start_ns")
     return (
-        trace.gpu_ops.with_columns(
+        ops.with_columns(
             pl.when(pl.col("issue_ns").is_null())
             .then("start_ns")
             .otherwise(pl.max_horizontal(called, before))

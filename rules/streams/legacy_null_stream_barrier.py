@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from streamlint.arrays import as_series
+from streamlint.arrays import as_series, earlier_max
 from streamlint.blocking import concurrent_regions
 from streamlint.changes import Change
 from streamlint.completeness import sizes_unknown
@@ -236,12 +236,11 @@ def _latent(
 
 def _in_issue_order(ops: pl.DataFrame) -> pl.DataFrame:
     """Operations with ready_ns: issued, and the earlier ones of the stream done."""
-    before = pl.col("end_ns").cum_max().shift(1).over("stream_id")
-    return (
-        ops.with_columns(pl.coalesce("issue_ns", "start_ns").alias("issue_ns"))
-        .sort("issue_ns", maintain_order=True)  # by start_ns they are sorted
-        .with_columns(pl.max_horizontal("issue_ns", before).alias("ready_ns"))
-    )
+    ordered = ops.with_columns(
+        pl.coalesce("issue_ns", "start_ns").alias("issue_ns")
+    ).sort("issue_ns", maintain_order=True)  # by start_ns they are sorted
+    before = as_series(earlier_max(ordered["end_ns"], ordered["stream_id"]))
+    return ordered.with_columns(pl.max_horizontal("issue_ns", before).alias("ready_ns"))
 
 
 def _holds(
@@ -328,9 +327,9 @@ def _behind_event_wait(trace: Trace, ops: pl.DataFrame) -> Bools:
         .select("pid", "stream_id", pl.col("start_ns").alias("wait_ns"))
         .sort("wait_ns")
     )
-    previous = pl.col("issue_ns").shift(1).over("stream_id").fill_null(_BEFORE)
+    previous = as_series(earlier_max(ops["issue_ns"], ops["stream_id"]), "previous_ns")
     behind = (
-        ops.select("pid", "stream_id", "issue_ns", previous.alias("previous_ns"))
+        ops.select("pid", "stream_id", "issue_ns", previous)
         .join_asof(
             waits,
             left_on="issue_ns",

@@ -10,12 +10,12 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 import polars as pl
 
-from streamlint.arrays import as_series
+from streamlint.arrays import as_series, ascending
 from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64
 from streamlint.replay.graph import Edge, Graph, Indexes, build
 from streamlint.replay.schedule import NEVER, evaluate
-from streamlint.steady import Region, ascending, column
+from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 
 __all__ = [

@@ -19,10 +19,10 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from streamlint.arrays import as_series
+from streamlint.arrays import as_series, ascending, stable_order
 from streamlint.intervals import Bools, Int64
 from streamlint.replay.schedule import NEVER, OPERATION
-from streamlint.steady import ascending, column, groups, stable_order
+from streamlint.steady import column, groups
 from streamlint.trace.calls import HOST_WAITS
 from streamlint.trace.lookup import first_rows
 from streamlint.trace.model import Trace
@@ -758,7 +758,7 @@ class _Builder:
             count[here] = np.minimum(count[here], np.maximum(ended, 1))
         return count
 
-    def _issue(self, free_at: Int64) -> tuple[Int64, Int64, Int64, Int64]:
+    def _issue(self, free_at: Int64) -> tuple[Indexes, Int64, Int64, Int64]:
         """Issuing call, fitted and plain latency from its start, and fixed starts.
 
         A call hands its work over about when it returns; how much before or after
@@ -845,7 +845,7 @@ class _Builder:
         return kinds.astype(np.int8)[order], _index(indexes)[order]
 
 
-def _index(values: Int64) -> Indexes:
+def _index(values: Int64 | Indexes) -> Indexes:
     """Row numbers in 32 bits: a pass is bound by the memory that it reads."""
     return values.astype(np.int32)
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 import polars as pl
 
-from streamlint.arrays import as_series
+from streamlint.arrays import as_series, earlier_max
 from streamlint.errors import TraceError
 from streamlint.escape import printable, without_home
 from streamlint.findings import NotAssessed
@@ -292,19 +292,11 @@ class Trace:
         if rows.height:
             # Of the table itself only its rows and their ids are asked after.
             self._loaded["runtime_calls"] = rows.select("correlation_id")
-        names = describe_names(rows["name"])
         is_copy = rows["event_class"].eq_missing(BACKTRACE_EVENT_CLASS)
-        rows = (
-            rows.rename({"name": "raw_name"})
-            .join(
-                names,
-                on="raw_name",
-                how="left",
-                validate="m:1",
-                maintain_order="left",
-            )
-            .with_columns(pl.col("kind").fill_null("other"), *_split("global_tid"))
-            .drop("raw_name", "global_tid", "event_class")
+        rows = rows.select(
+            *("start_ns", "end_ns", "correlation_id", "return_value", "callchain_id"),
+            *_described(rows["name"]),
+            *_split("global_tid"),
         )
         if rows["pid"].null_count():
             rows = rows.with_columns(pl.col("pid", "tid").fill_null(0))
@@ -332,11 +324,11 @@ class Trace:
             calls = rows.with_columns(
                 pl.lit(None, dtype=pl.Int64).alias("backtrace_ns")
             )
-        reached = pl.col("end_ns").cum_max().shift(1).over("pid", "tid")
+        reached = as_series(earlier_max(calls["end_ns"], calls["pid"], calls["tid"]))
         return calls.select(
             *("pid", "tid", "start_ns", "end_ns", "correlation_id", "name", "kind"),
             *("per_thread", "return_value", "callchain_id", "backtrace_ns"),
-            (pl.col("end_ns") <= reached).fill_null(value=False).alias("nested"),
+            (calls["end_ns"] <= reached).alias("nested"),
         )
 
     @cached_property
@@ -354,9 +346,9 @@ class Trace:
         calls = self.runtime_calls.filter(
             pl.col("kind").is_in(GPU_WORK) & pl.col("correlation_id").is_not_null()
         )
-        calls = calls.filter(
-            as_series(first_rows(calls, calls) == np.arange(calls.height))
-        )
+        outermost = first_rows(calls, calls) == np.arange(calls.height)
+        if not outermost.all():
+            calls = calls.filter(as_series(outermost))
         if not self.captures.height:
             return calls
         key = ["pid", "correlation_id"]
@@ -1107,6 +1099,20 @@ def _split(column: str) -> list[pl.Expr]:
 
 def _word(text: str) -> pl.Expr:
     return pl.lit(text, dtype=pl.Categorical)
+
+
+def _described(names: pl.Series) -> list[pl.Series]:
+    """name, kind and per_thread of calls by their raw names, as `describe_names`."""
+    described = describe_names(names)
+    # Found by their codes: a join would copy all columns of the calls.
+    raw = described["raw_name"].to_physical().to_numpy()
+    row = np.zeros(raw.max(initial=0) + 1, dtype=np.int32)
+    row[raw] = np.arange(described.height)
+    at = as_series(row[names.to_physical().fill_null(0).to_numpy()])
+    if names.null_count():
+        at = at.set(names.is_null(), None)
+    found = [described[n].gather(at) for n in ("name", "kind", "per_thread")]
+    return [found[0], found[1].fill_null("other"), found[2]]
 
 
 def _words(column: str, words: dict[int, str]) -> pl.Expr:
