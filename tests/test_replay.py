@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,24 @@ def test_pinning_pageable_memory_predicts_what_the_fix_saved() -> None:
 def programs(draw: st.DrawFn) -> TraceBuilder:
     """Small programs of one thread on three streams with a consistent schedule."""
     builder = TraceBuilder()
+    _program(draw, builder)
+    return builder
+
+
+@st.composite
+def several_programs(draw: st.DrawFn) -> TraceBuilder:
+    """Two or three such programs at once, on GPUs of their own or shared ones."""
+    builder = TraceBuilder(gpus=3)
+    for number in range(draw(st.integers(2, 3))):
+        pid = 100 + 10 * number
+        if number:
+            builder.process(pid, gpu=draw(st.integers(0, number)))
+        with builder.at(pid=pid):
+            _program(draw, builder)
+    return builder
+
+
+def _program(draw: st.DrawFn, builder: TraceBuilder) -> None:
     builder.stream(13, flag=1)
     builder.stream(14, flag=2)
     busy_until = {7: 0.0, 13: 0.0, 14: 0.0}
@@ -157,7 +176,6 @@ def programs(draw: st.DrawFn) -> TraceBuilder:
         issue=(now + 1.0, now + 2.0),
         grid=(8, 1, 1),
     )
-    return builder
 
 
 @settings(max_examples=60)
@@ -189,6 +207,56 @@ def test_replay_of_a_replay_is_a_fixed_point(
     once, twice = replay.run(change), replay.run(change * 2)
     assert np.array_equal(once.op_start, twice.op_start)
     assert np.array_equal(once.call_end, twice.call_end)
+
+
+@settings(max_examples=30)
+@given(program=several_programs(), seed=st.integers(0, 1 << 32))
+def test_a_part_is_evaluated_as_the_whole_is(
+    program: TraceBuilder, seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    replay = _built(program, tmp_path_factory)
+    graph, random = replay.graph, np.random.default_rng(seed)
+    drop = np.flatnonzero(random.random(len(graph.kind)) < 0.2)
+    one = random.integers(len(graph.op_start), size=1)
+    change = Change(drop=drop[:3], op_duration=(one, graph.op_duration[one] // 2))
+    # Alters nothing, everywhere.
+    same = Change(op_duration=(np.arange(len(graph.op_start)), graph.op_duration))
+    alone, whole = replay.run([change]), replay.run([change, same])
+    for name in alone._fields:
+        assert np.array_equal(getattr(alone, name), getattr(whole, name))
+
+
+def test_processes_are_parts_unless_copies_share_an_engine(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    for gpus, copying, parts in (
+        ((0, 1, 2), (True, True, True), 3),
+        ((0, 1, 0), (True, True, True), 2),
+        ((0, 0, 0), (True, True, True), 1),
+        ((0, 0, 0), (True, False, True), 2),
+    ):
+        builder = TraceBuilder(gpus=3)
+        for number, (gpu, copies) in enumerate(zip(gpus, copying, strict=True)):
+            at = 1_000.0 + 10 * number
+            pid = 100 + 10 * number
+            if number:
+                builder.process(pid, gpu=gpu)
+            with builder.at(pid=pid):
+                if copies:
+                    builder.memcpy(
+                        "HtoD",
+                        4096,
+                        src="pinned",
+                        dst="device",
+                        stream=7,
+                        start=at + 5,
+                        end=at + 9,
+                        issue=(at, at + 2),
+                    )
+                builder.device_sync(at + 20, at + 30)
+        graph = _built(builder, tmp_path_factory).graph
+        assert len(graph.event_bounds) == parts + 1
+        assert graph.event_bounds[-1] == len(graph.event_kind)
 
 
 def _built(program: TraceBuilder, folders: pytest.TempPathFactory) -> Replay:
@@ -250,10 +318,13 @@ def test_passes_are_compiled_once_enough_was_interpreted(
     events = len(replay.graph.event_kind)
     compiled: list[int] = []
 
-    def run(*columns: np.ndarray) -> None:
-        compiled.append(len(columns[0]))
+    def run(first: int, last: int, *columns: np.ndarray) -> None:
+        assert len(columns) > 20
+        compiled.append(last - first)
 
-    monkeypatch.setattr(schedule_module, "_compiled", lambda: run)
+    made = Future[object]()
+    made.set_result(run)
+    monkeypatch.setattr(schedule_module, "_compiling", lambda: made)
     monkeypatch.setattr(schedule_module, "_interpreted", 0)
     monkeypatch.setattr(schedule_module, "COMPILED_FROM", 3 * events)
     for _ in range(4):

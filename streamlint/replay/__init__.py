@@ -14,7 +14,7 @@ from streamlint.arrays import as_series, ascending
 from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64
 from streamlint.replay.graph import Edge, Graph, Indexes, build
-from streamlint.replay.schedule import NEVER, evaluate
+from streamlint.replay.schedule import NEVER, Schedule, evaluate, prepare
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 
@@ -38,15 +38,6 @@ class ReplayNeeded(Exception):
     """A rule can't tell without a replay, and the settings want none."""
 
 
-class Schedule(NamedTuple):
-    """Times in ns of every operation (rows of `Graph.ops`) and call (`Graph.calls`)."""
-
-    op_start: Int64
-    op_end: Int64
-    call_start: Int64
-    call_end: Int64
-
-
 class Replay:
     """The graph of one trace and its schedules."""
 
@@ -58,9 +49,13 @@ class Replay:
     def run(self, changes: Iterable[Change] = ()) -> Schedule:
         """The schedule with the changes made; without any, the recorded one exactly.
 
-        Where two changes give one thing different values, the smaller holds.
+        Where two changes give one thing different values, the smaller holds. Only
+        parts of the graph that any is about are evaluated, or all without any.
         """
-        return _schedule(_changed(self.graph, changes))
+        changes = list(changes)
+        nodes = [self.graph.nodes_of(change) for change in changes]
+        part = np.unique(self.graph.part[np.concatenate(nodes)]) if nodes else None
+        return self._schedule(_changed(self.graph, changes), part)
 
     @cached_property
     def recorded(self) -> Schedule:
@@ -80,7 +75,12 @@ class Replay:
             op_delay=np.zeros_like(graph.op_delay),
             call_delay=np.zeros_like(graph.call_delay),
         )
-        return _schedule(bare)
+        return self._schedule(bare)
+
+    def _schedule(self, graph: Graph, parts: Iterable[int] | None = None) -> Schedule:
+        if parts is None:
+            parts = range(len(graph.event_bounds) - 1)
+        return evaluate(graph, self.recorded, parts)
 
     @cached_property
     def error(self) -> float:
@@ -234,6 +234,8 @@ def replayed(
 
 
 def _replay_of(trace: Trace) -> Replay:
+    # Every call and operation is an event, and some calls are two.
+    prepare(trace.runtime_calls.height + trace.gpu_ops.height)
     return Replay(build(trace))
 
 
@@ -264,11 +266,6 @@ def _changed(graph: Graph, changes: Iterable[Change]) -> Graph:
                 values = own(field)
                 values[index] = np.minimum(values[index], value)
     return replace(graph, **changed)
-
-
-def _schedule(graph: Graph) -> Schedule:
-    starts, begins, ends = evaluate(graph)
-    return Schedule(starts, starts + graph.op_duration, begins, ends)
 
 
 def span_ns(schedule: Schedule, rows: Bools | None = None) -> int:

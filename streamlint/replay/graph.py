@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,9 +20,10 @@ import polars as pl
 from numpy.typing import NDArray
 
 from streamlint.arrays import as_series, ascending, stable_order
+from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64
 from streamlint.replay.schedule import NEVER, OPERATION
-from streamlint.steady import column, groups
+from streamlint.steady import column, distinct, groups
 from streamlint.trace.calls import HOST_WAITS
 from streamlint.trace.lookup import first_rows
 from streamlint.trace.model import Trace
@@ -87,6 +88,10 @@ class Graph:
     Operations are the rows of `Trace.gpu_ops` followed by one entry a NULL-stream
     event record; calls are ``calls``. ``op_constraints`` and ``call_constraints``
     index the constraint arrays (``group``, ``count``, ``kind``, ``node``).
+
+    What no constraint ties together, such as processes on GPUs of their own, are
+    parts: ``part`` has the number of each operation's and then each call's, and
+    ``event_bounds`` where the events of each part begin and the last ones end.
     """
 
     ops: pl.DataFrame
@@ -118,8 +123,24 @@ class Graph:
     group_offset: Int64
     group_by_start: Bools
     member: Indexes
+    part: Indexes
     event_kind: Kinds
     event_index: Indexes
+    event_bounds: Int64
+
+    def nodes_of(self, change: Change) -> Int64:
+        """What a change is about: operations, or calls + number of operations."""
+        first_call = len(self.op_start)
+        return np.concatenate(
+            [
+                self.node[change.drop],
+                self.node[change.latency[0]],
+                change.op_duration[0],
+                change.issue_latency[0],
+                change.call_duration[0] + first_call,
+                change.think[0] + first_call,
+            ]
+        )
 
 
 def build(trace: Trace) -> Graph:
@@ -684,7 +705,8 @@ class _Builder:
         returned = active & (kind == Edge.WAIT) & waited
         if returned.any():
             plain[(kind == Edge.WAIT)] = int(np.median(latency[returned]))
-        kinds, indexes = self._event_order(held[number_ops:] > 0)
+        part = self._parts()
+        kinds, indexes, bounds = self._event_order(held[number_ops:] > 0, part)
         previous, think, handover, handover_ns = self._threads()
         return Graph(
             ops=self.ops,
@@ -716,8 +738,10 @@ class _Builder:
             group_offset=offset[:-1],
             group_by_start=by_start,
             member=_index(member),
+            part=part,
             event_kind=kinds,
             event_index=indexes,
+            event_bounds=bounds,
         )
 
     def _constraints(self) -> tuple[Kinds, Int64, Int64, Int64, Int64]:
@@ -830,10 +854,37 @@ class _Builder:
             handover_ns[index[handed]] = passed[handed]
         return previous, think.clip(0), handover, handover_ns
 
-    def _event_order(self, waiting: Bools) -> tuple[Kinds, Indexes]:
-        """All events by recorded time; a thread's own keep their sequence.
+    def _parts(self) -> Indexes:
+        """The part of each operation and call: processes that share a copy engine."""
+        number = {pid: index for index, pid in enumerate(distinct(self.calls, "pid"))}
+        for pid in self.places["pid"]:
+            number.setdefault(pid, len(number))
+        sharing = dict[tuple[object, ...], int]()
+        copies = self._places_with("engine", *_COPIES)
+        by = ("gpu_id", "device_id", "pid")
+        for *gpu, pid in compress(
+            zip(*(self.places[name] for name in by), strict=True), copies
+        ):
+            one, other = number[pid], number[sharing.setdefault((*gpu,), pid)]
+            if one != other:
+                number = {p: other if at == one else at for p, at in number.items()}
+        numbers = {at: index for index, at in enumerate(dict.fromkeys(number.values()))}
+        part = np.zeros(len(self.start) + len(self.call_start), dtype=np.int32)
+        if len(numbers) > 1:
+            of_place = [numbers[number[pid]] for pid in self.places["pid"]]
+            of_ops, of_calls = np.split(part, [len(self.start)])
+            of_ops[:] = np.array(of_place)[self.place]
+            for pid, at in number.items():
+                of_calls[column(self.calls, "pid") == pid] = numbers[at]
+        return part
 
-        Ends of calls are events where the call is ``waiting`` for something.
+    def _event_order(
+        self, waiting: Bools, part: Indexes
+    ) -> tuple[Kinds, Indexes, Int64]:
+        """All events by recorded time, part by part, and where each part begins.
+
+        A thread's own keep their sequence. Ends of calls are events where the call is
+        ``waiting`` for something.
         """
         both = np.stack([self.call_start, self.call_end], axis=1).ravel()
         happens = np.stack([np.ones_like(waiting), waiting], axis=1).ravel()
@@ -842,7 +893,14 @@ class _Builder:
         # Starts are CALL_START, ends CALL_END: 0 and 1.
         kinds = np.concatenate([events & 1, np.full(len(self.start), OPERATION)])
         indexes = np.concatenate([events >> 1, np.arange(len(self.start))])
-        return kinds.astype(np.int8)[order], _index(indexes)[order]
+        kinds, indexes = kinds.astype(np.int8)[order], _index(indexes)[order]
+        parts = int(part.max(initial=0)) + 1
+        if parts == 1:
+            return kinds, indexes, np.array([0, len(order)])
+        of_event = part[indexes + np.where(kinds == OPERATION, 0, len(self.start))]
+        order = stable_order(of_event.astype(np.int64), parts)
+        bounds = np.searchsorted(of_event[order], np.arange(parts + 1))
+        return kinds[order], indexes[order], bounds
 
 
 def _index(values: Int64 | Indexes) -> Indexes:
