@@ -54,8 +54,10 @@ class Replay:
         """
         changes = list(changes)
         nodes = [self.graph.nodes_of(change) for change in changes]
-        part = np.unique(self.graph.part[np.concatenate(nodes)]) if nodes else None
-        return self._schedule(_changed(self.graph, changes), part)
+        parts = None
+        if nodes:
+            parts = np.flatnonzero(np.bincount(self.graph.part[np.concatenate(nodes)]))
+        return self._schedule(_changed(self.graph, changes), parts)
 
     @cached_property
     def recorded(self) -> Schedule:
