@@ -33,7 +33,9 @@ def as_series(values: npt.NDArray[Any], name: str = "") -> pl.Series:
     return pl.Series(name, values.tolist(), dtype=dtype)
 
 
-def ascending(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def ascending(
+    values: npt.NDArray[np.int64] | npt.NDArray[np.int32],
+) -> npt.NDArray[np.int64]:
     """The numbers in order, each once.
 
     `numpy.unique` hashes them first, which takes long where most differ. Ids are close
@@ -41,13 +43,13 @@ def ascending(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     order, as in a trace.
     """
     if not len(values):
-        return values
+        return values.astype(np.int64)
     low, high = int(values.min()), int(values.max())
     if high - low < _SPREAD * len(values):
         there = np.zeros(high - low + 1, dtype=np.bool_)
         there[values - low] = True
         return np.flatnonzero(there) + low
-    ordered = np.sort(values, kind="stable")
+    ordered = np.sort(values.astype(np.int64), kind="stable")
     each: npt.NDArray[np.int64] = ordered[np.append(True, ordered[1:] != ordered[:-1])]
     return each
 
@@ -64,12 +66,7 @@ def earlier_max(values: pl.Series, *groups: pl.Series) -> npt.NDArray[np.int64]:
     Groups are rows alike in all of these numbers or nulls. As ``cum_max`` and ``shift``
     with ``over``, in a third of the time.
     """
-    number, count = np.zeros(len(values), dtype=np.int64), 1
-    for group in groups:
-        ranks, size = _ranks(group)
-        number, count = number * size + ranks, count * size
-        if count > 1 << 31:
-            number, count = _ranks(pl.Series(number))
+    number, count = _numbered(*groups)
     order = stable_order(number, count)
     sorted_values, number = values.to_numpy()[order], number[order]
     begins = np.flatnonzero(np.diff(number, prepend=-1))
@@ -82,6 +79,37 @@ def earlier_max(values: pl.Series, *groups: pl.Series) -> npt.NDArray[np.int64]:
     found = np.empty_like(latest)
     found[order] = latest
     return found
+
+
+def first_of_each(*groups: pl.Series) -> npt.NDArray[np.int64]:
+    """The first row of each group (see `earlier_max`), ascending; there are not many.
+
+    As ``unique``, in a fifth of the time.
+    """
+    number, count = _numbered(*groups)
+    first = np.full(count, -1)
+    first[number[::-1]] = np.arange(len(number) - 1, -1, -1)  # what is set last stays
+    return np.sort(first[first >= 0])
+
+
+def in_order(
+    values: npt.NDArray[np.int64], within: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """The stable order by ``within``, small numbers best, and then by ``values``."""
+    order = np.argsort(values, kind="stable")
+    ranks, count = _ranks(pl.Series(within))
+    return order[stable_order(ranks[order], count)]
+
+
+def _numbered(*groups: pl.Series) -> tuple[npt.NDArray[np.int64], int]:
+    """A number for each row, the same for rows of a group, and how many at most."""
+    number, count = _ranks(groups[0])
+    for group in groups[1:]:
+        ranks, size = _ranks(group)
+        number, count = number * size + ranks, count * size
+        if count > _FEW + _SPREAD * len(number):
+            number, count = _ranks(pl.Series(number))
+    return number, count
 
 
 def _ranks(numbers: pl.Series) -> tuple[npt.NDArray[np.int64], int]:

@@ -136,13 +136,12 @@ def _host_copies(trace: Trace) -> pl.DataFrame:
         pl.col("kind").alias("call_kind"),
         *("callchain_id", "backtrace_ns"),
     )
-    used = trace.gpu_ops.select("pid", "device_id", "gpu_id").unique()
     gpus = trace.gpus.select(
         "gpu_id",
         (pl.col("is_discrete") == 0).alias("integrated"),
         pl.col("name").str.contains(_COHERENT).alias("coherent"),
     )
-    devices = used.join(gpus, on="gpu_id", how="left", validate="m:1")
+    devices = trace.devices.join(gpus, on="gpu_id", how="left", validate="m:1")
     return (
         trace.memcpys.filter(pl.col("copy_kind").is_in(("HtoD", "DtoH")))
         .with_columns(
@@ -184,8 +183,9 @@ def _pinned_rates(trace: Trace) -> pl.DataFrame:
         .agg(rates.median().alias("rate"), pl.len().alias("samples"))
         .filter(pl.col("samples") >= MIN_SAMPLES)
     )
-    devices = trace.gpu_ops.select(*key, "gpu_id").unique()
-    named = devices.join(trace.gpus.select("gpu_id", "name"), on="gpu_id", how="left")
+    named = trace.devices.join(
+        trace.gpus.select("gpu_id", "name"), on="gpu_id", how="left"
+    )
     measured = pl.DataFrame(
         [
             (pid, device, direction, rate)

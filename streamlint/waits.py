@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from streamlint.arrays import as_series, ascending, earlier_max
+from streamlint.arrays import as_series, ascending, earlier_max, in_order
 from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64, Intervals, union
 from streamlint.replay import Edge, replay_of
-from streamlint.steady import column, groups, of_process
+from streamlint.steady import column, groups, issued_ns, of_process
 from streamlint.trace.model import Trace
 
 READBACK_BYTES = 1_024
@@ -120,8 +120,7 @@ def _device_busy(trace: Trace) -> dict[tuple[int, int], Intervals]:
     pids, devices = column(ops, "pid"), column(ops, "device_id")
     gpus = ops["gpu_id"].fill_null(-1).to_numpy()
     found: dict[tuple[int, int], Intervals] = {}
-    pairs = ops.select("pid", "device_id", "gpu_id").unique().sort("pid", "device_id")
-    for pid, device_id, gpu_id in pairs.iter_rows():
+    for pid, device_id, gpu_id in trace.devices.drop_nulls("device_id").iter_rows():
         if gpu_id is None:
             here = (pids == pid) & (devices == device_id)
         else:
@@ -259,29 +258,21 @@ def _pending(
     ops: pl.DataFrame, instants: Int64, next_stream: pl.Series
 ) -> tuple[Int64, Bools]:
     """How many streams had unfinished work at each instant; if the next one had."""
-    queued = ops.select(
-        pl.coalesce("issue_ns", "start_ns").alias("issue_ns"),
-        "end_ns",
-        # A stream that isn't named is one too, but not that of an unnamed next one.
-        pl.col("stream_id").fill_null(-2),
-    )
-    by_issue = np.argsort(column(queued, "issue_ns"), kind="stable")
-    queued = queued[as_series(by_issue)].sort("stream_id", maintain_order=True)
-    if not queued.height:
+    if not ops.height:
         nothing = np.zeros(len(instants), dtype=np.int64)
         return nothing, nothing > 0
+    # A stream that isn't named is one too, but not that of an unnamed next one.
+    stream = ops["stream_id"].fill_null(-2).cast(pl.Int64).to_numpy()
+    issued = issued_ns(ops)
+    order = in_order(issued, stream)
+    issued, stream = issued[order], stream[order]
+    end = column(ops, "end_ns")[order]
     # Spans in which a stream has unfinished work: some op is issued and none is open
     # when the next one is. One pass over all streams: there may be very many.
-    reached = pl.col("end_ns").cum_max().over("stream_id")
-    opens = (pl.col("issue_ns") >= reached.shift(1).over("stream_id")).fill_null(True)
-    spans = (
-        queued.with_columns(opens.cum_sum().alias("span"))
-        .group_by("span", maintain_order=True)
-        .agg(pl.col("stream_id", "issue_ns").first(), pl.col("end_ns").max())
-    )
-    stream, start, end = (
-        column(spans, name) for name in ("stream_id", "issue_ns", "end_ns")
-    )
+    opens = issued >= earlier_max(as_series(end), as_series(stream))
+    first = np.flatnonzero(opens)
+    stream, start = stream[first], issued[first]
+    end = np.maximum.reduceat(end, first)
     some = start < end
     stream, start, end = stream[some], start[some], end[some]
     count = np.searchsorted(np.sort(start), instants, side="left") - np.searchsorted(

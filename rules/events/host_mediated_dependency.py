@@ -161,12 +161,10 @@ def _without_joins(trace: Trace, waits: pl.DataFrame) -> pl.DataFrame:
     """
     pid = int(waits["pid"][0])
     issued = (
-        trace.gpu_ops.lazy()
-        .filter(pl.col("pid") == pid)
-        .select("tid", pl.col("issue_ns").alias("worked_ns"))
+        of_process(trace.gpu_ops.select("pid", "tid", "issue_ns"), pid)
         .drop_nulls()
+        .select("tid", pl.col("issue_ns").alias("worked_ns"))
         .sort("worked_ns")
-        .collect()
     )
     every = of_process(host_waits(trace), pid).select(
         *("tid", "kind"),

@@ -65,10 +65,12 @@ def wait_on_unrecorded_event(trace: Trace) -> Outcome:
     found = waits.filter(pl.col("event_sync_id") > 0)
     empty = empty.join(found, on=["pid", "event_id"], how="anti")
     empty = _outside_captures(trace, empty)
-    shared = trace.runtime_calls.filter(
-        pl.col("name").cast(pl.String).str.contains("IpcOpenEvent")
-    )
-    empty = empty.join(shared, on="pid", how="anti")
+    opens = [name for name in trace.call_names if "IpcOpenEvent" in name]
+    if opens:
+        shared = trace.runtime_calls.filter(pl.col("name").is_in(opens))
+        empty = empty.join(shared, on="pid", how="anti")
+    if not empty.height:
+        return []
     empty = empty.with_columns(_pending(trace, empty))
     empty = empty.filter(pl.col("pending").any().over("pid", "event_id"))
     empty = empty.filter(in_scope(trace))

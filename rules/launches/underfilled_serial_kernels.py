@@ -138,10 +138,11 @@ def _with_neighbours(trace: Trace, ordered: pl.DataFrame) -> pl.DataFrame:
         )
         .sort("row")["alone"]
     )
+    cooperative = [name for name in trace.call_names if "Cooperative" in name]
     small = (
         _small(trace)
         & pl.col("graph_node_id").is_null()
-        & ~pl.col("call").cast(pl.String).fill_null("").str.contains("Cooperative")
+        & ~pl.col("call").is_in(cooperative).fill_null(value=False)
     )
     return ordered.with_columns(small.alias("small"), alone)
 

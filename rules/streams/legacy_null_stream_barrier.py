@@ -308,13 +308,15 @@ def _at(
 
 def _could_run_together(ops: pl.DataFrame, cause: Int64) -> Bools:
     """Whether each operation could share the GPU with the one it waited for."""
-    engine = ops["engine"].to_numpy()
+    engine = ops["engine"].to_physical().to_numpy()
+    is_compute = (ops["engine"] == "compute").to_numpy()
+    is_memset = (ops["engine"] == "memset").to_numpy()
     fraction = ops["sm_fraction"].fill_null(0.0).to_numpy()
     other = np.maximum(cause, 0)
     same_engine = engine == engine[other]
-    both_compute = same_engine & (engine == "compute")
+    both_compute = same_engine & is_compute
     full = (fraction >= 1.0) | (fraction[other] >= 1.0)
-    shared: Bools = ~same_engine | (engine == "memset") | (both_compute & ~full)
+    shared: Bools = ~same_engine | is_memset | (both_compute & ~full)
     return shared
 
 

@@ -158,11 +158,11 @@ def _held(trace: Trace, ops: pl.DataFrame) -> pl.DataFrame:
 
 def _had_room(ops: pl.DataFrame) -> Bools:
     """Whether each operation could run beside the one before it in the stream."""
-    engine = ops["engine"].to_numpy()
+    engine = ops["engine"].to_physical().to_numpy()
     # Of unknown size: small, for all that is known.
     fraction = ops["sm_fraction"].fill_null(0.0).to_numpy()
     same = engine == np.roll(engine, 1)
-    compute = engine == "compute"
+    compute = (ops["engine"] == "compute").to_numpy()
     room: Bools = ~same | (compute & (fraction + np.roll(fraction, 1) <= 1))
     return room
 

@@ -262,8 +262,11 @@ def _operations(trace: Trace, region: Region, runs: pl.DataFrame) -> pl.DataFram
         *("run", "tid", "first_ns"),
         (pl.col("last_ns") + 2 * more.clip(1)).alias("until_ns"),
     ).sort("first_ns")
+    near = pl.col("issue_ns").is_between(
+        spans["first_ns"].min(), spans["until_ns"].max()
+    ) & pl.col("tid").is_in(spans["tid"].unique().implode())
     return (
-        trace.gpu_ops.filter(region.holds() & pl.col("issue_ns").is_not_null())
+        trace.gpu_ops.filter(region.holds() & near)
         .sort("issue_ns", maintain_order=True)
         .join_asof(
             spans,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 import polars as pl
 
-from streamlint.arrays import as_series, earlier_max
+from streamlint.arrays import as_series, ascending, earlier_max, first_of_each
 from streamlint.errors import TraceError
 from streamlint.escape import printable, without_home
 from streamlint.findings import NotAssessed
@@ -308,13 +308,24 @@ class Trace:
                 pl.col("callchain_id").alias("copied_callchain_id"),
                 pl.col("start_ns").alias("backtrace_ns"),
             ).unique(key, keep="first", maintain_order=True)
-            calls = calls.join(
+            # Stacks are few: only the calls that may have one are joined.
+            near = as_series(np.flatnonzero(first_rows(stacks, calls) >= 0))
+            with_stacks = calls[near].join(
                 stacks, on=key, how="left", validate="m:1", maintain_order="left"
-            ).with_columns(
-                pl.coalesce("callchain_id", "copied_callchain_id").alias("callchain_id")
+            )
+            calls = calls.with_columns(
+                calls["callchain_id"].scatter(
+                    near,
+                    with_stacks["callchain_id"].fill_null(
+                        with_stacks["copied_callchain_id"]
+                    ),
+                ),
+                pl.repeat(None, calls.height, dtype=pl.Int64, eager=True)
+                .scatter(near, with_stacks["backtrace_ns"])
+                .alias("backtrace_ns"),
             )
             # A call that was skipped still leaves its stack: keep it as the call.
-            alone = copies.join(calls, on=key, how="anti").with_columns(
+            alone = copies.join(with_stacks, on=key, how="anti").with_columns(
                 pl.col("start_ns").alias("backtrace_ns")
             )
             if alone.height:
@@ -335,6 +346,11 @@ class Trace:
     def call_kinds(self) -> frozenset[str]:
         """The kinds of `runtime_calls` that occur."""
         return frozenset(self.runtime_calls["kind"].unique())
+
+    @cached_property
+    def call_names(self) -> frozenset[str]:
+        """The plain names of `runtime_calls` that occur."""
+        return frozenset(self.runtime_calls["name"].drop_nulls().unique())
 
     @cached_property
     def launches(self) -> pl.DataFrame:
@@ -500,9 +516,8 @@ class Trace:
 
     def _first_calls(self, rows: pl.DataFrame) -> pl.DataFrame:
         """The outermost call of each (pid, correlation_id) that these rows have."""
-        key = ["pid", "correlation_id"]
-        calls = self.runtime_calls.join(rows, on=key, how="semi", maintain_order="left")
-        return calls.unique(key, keep="first", maintain_order=True)
+        first = first_rows(self.runtime_calls, rows)
+        return self.runtime_calls[as_series(ascending(first[first >= 0]))]
 
     @cached_property
     def _sync_rows(self) -> pl.DataFrame:
@@ -703,21 +718,7 @@ class Trace:
         grid = [pl.col(f"grid_{axis}").cast(pl.Int64) for axis in "xyz"]
         blocks = grid[0] * grid[1] * grid[2]
         return (
-            self.kernels.lazy()
-            .join(
-                self._device_map.lazy(),
-                on=["pid", "device_id"],
-                how="left",
-                validate="m:1",
-                maintain_order="left",
-            )
-            .join(
-                self.gpus.drop("name").lazy(),
-                on="gpu_id",
-                how="left",
-                validate="m:1",
-                maintain_order="left",
-            )
+            self._with_limits(self.kernels)
             .select(
                 *_OP_COLUMNS,
                 "name",
@@ -726,6 +727,25 @@ class Trace:
                 .alias("sm_fraction"),
             )
             .collect()
+        )
+
+    def _with_limits(self, kernels: pl.DataFrame) -> pl.LazyFrame:
+        """Kernels with what their GPUs can hold, columns of `gpus`."""
+        key = ["pid", "device_id"]
+        limits = self._device_map.join(
+            self.gpus.drop("name"), on="gpu_id", how="left", validate="m:1"
+        )
+        used = kernels.select(key).unique()
+        alike = used.join(limits, on=key, how="left", validate="m:1")
+        alike = alike.drop(*key, "gpu_id").unique()
+        if alike.height == 1:  # most often; a join would copy all columns
+            values = alike.row(0, named=True)
+            return kernels.lazy().with_columns(
+                pl.lit(value, dtype=alike.schema[name]).alias(name)
+                for name, value in values.items()
+            )
+        return kernels.lazy().join(
+            limits.lazy(), on=key, how="left", validate="m:1", maintain_order="left"
         )
 
     # The machine --------------------------------------------------------------
@@ -803,6 +823,13 @@ class Trace:
     def gpus(self) -> pl.DataFrame:
         """Physical GPUs: columns of GPUS."""
         return self._frame("gpus").unique("gpu_id", keep="first", maintain_order=True)
+
+    @cached_property
+    def devices(self) -> pl.DataFrame:
+        """Devices that ran something: pid, device_id, gpu_id (null where unknown)."""
+        used = self.gpu_ops.select("pid", "device_id", "gpu_id")
+        rows = as_series(first_of_each(*used.get_columns()))
+        return used[rows].sort("pid", "device_id", "gpu_id")
 
     @cached_property
     def _device_map(self) -> pl.DataFrame:
