@@ -81,15 +81,19 @@ def earlier_max(values: pl.Series, *groups: pl.Series) -> npt.NDArray[np.int64]:
     return found
 
 
-def first_of_each(*groups: pl.Series) -> npt.NDArray[np.int64]:
-    """The first row of each group (see `earlier_max`), ascending; there are not many.
+def numbered(
+    *groups: pl.Series,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """For each row the number of its group, and for each group its first row.
 
-    As ``unique``, in a fifth of the time.
+    Groups are as in `earlier_max`, and not many: that takes a fifth of ``unique``.
     """
     number, count = _numbered(*groups)
     first = np.full(count, -1)
     first[number[::-1]] = np.arange(len(number) - 1, -1, -1)  # what is set last stays
-    return np.sort(first[first >= 0])
+    there = first >= 0
+    dense = np.cumsum(there) - 1
+    return dense[number], first[there]
 
 
 def in_order(

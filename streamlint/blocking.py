@@ -52,21 +52,31 @@ def launches_with_kernels(trace: Trace, pid: int) -> pl.DataFrame:
 
     blocked: the call returned after the kernel's end; long: the kernel took 20 us.
     """
-    return trace.gpu_ops.filter(
-        (pl.col("pid") == pid)
-        & (pl.col("kind") == "kernel")
-        & pl.col("graph_node_id").is_null()
-        & pl.col("issue_end_ns").is_not_null()
-    ).with_columns(
-        (pl.col("issue_end_ns") >= pl.col("end_ns")).alias("blocked"),
-        (pl.col("end_ns") - pl.col("start_ns") >= LONG_NS).alias("long"),
+    return _launches_with_kernels(trace, pid).collect()
+
+
+def _launches_with_kernels(trace: Trace, pid: int) -> pl.LazyFrame:
+    return (
+        trace.gpu_ops.lazy()
+        .filter(
+            (pl.col("pid") == pid)
+            & (pl.col("kind") == "kernel")
+            & pl.col("graph_node_id").is_null()
+            & pl.col("issue_end_ns").is_not_null()
+        )
+        .with_columns(
+            (pl.col("issue_end_ns") >= pl.col("end_ns")).alias("blocked"),
+            (pl.col("end_ns") - pl.col("start_ns") >= LONG_NS).alias("long"),
+        )
     )
 
 
 def _blocking(trace: Trace) -> frozenset[int]:
     found: set[int] = set()
     for pid in trace.gpu_ops["pid"].unique():
-        launches = launches_with_kernels(trace, pid)
+        launches = (
+            _launches_with_kernels(trace, pid).select("blocked", "long").collect()
+        )
         telling = launches.filter("long")
         least = MIN_LONG
         if said_by_environment(trace):

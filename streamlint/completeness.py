@@ -18,7 +18,7 @@ from streamlint.arrays import as_series, ascending
 from streamlint.findings import Claim, Confidence, Evidence, Finding, NotAssessed
 from streamlint.intervals import union
 from streamlint.l2 import L2_CALLS, l2_marks
-from streamlint.steady import column, groups, of_process, regions
+from streamlint.steady import column, distinct, groups, of_process, regions
 from streamlint.trace.lookup import first_rows
 from streamlint.trace.model import Trace
 from streamlint.trace.tables import NEWEST_SCHEMA
@@ -395,9 +395,10 @@ def _unrecorded_calls(trace: Trace) -> int:
     if "query" in trace.call_kinds:
         polls = trace.runtime_calls.filter(pl.col("kind") == "query")
         named = dict(polls["pid"].value_counts().iter_rows())
+    pids, ids = column(seen, "pid"), column(seen, "correlation_id")
     missing = 0
-    for (pid,), here in groups(seen, "pid"):
-        holes = np.diff(ascending(column(here, "correlation_id"))) - 1
+    for pid in distinct(seen, "pid"):
+        holes = np.diff(ascending(ids[pids == pid])) - 1
         start_up = np.flatnonzero(holes >= START_UP_HOLE)
         if len(start_up):
             holes[start_up[0]] = max(0, int(holes[start_up[0]]) - START_UP_IDS)

@@ -131,8 +131,8 @@ def launch_bound_kernels(trace: Trace) -> Outcome:
 def _in_runs(trace: Trace, region: Region) -> pl.DataFrame:
     """Kernels launched one by one, in issue order of each thread and device.
 
-    Some columns of gpu_ops, interval_ns (since the launch before), begins (a run),
-    run, starved (the queue was empty).
+    row (of gpu_ops), its tid, device_id, stream_id and times, interval_ns (since the
+    launch before), begins (a run), run, starved (the queue was empty).
     """
     thread = ["tid", "device_id"]
     ops = trace.gpu_ops
@@ -140,6 +140,7 @@ def _in_runs(trace: Trace, region: Region) -> pl.DataFrame:
     gap = pl.when(before > NOTHING).then(pl.col("start_ns") - before)
     kernels = (
         ops.lazy()
+        .with_row_index("row")
         .with_columns(gap.alias("gap_ns"))
         .filter(
             region.holds()
@@ -148,9 +149,8 @@ def _in_runs(trace: Trace, region: Region) -> pl.DataFrame:
             & pl.col("device_id").is_not_null()
         )
         .select(
-            *("pid", "tid", "device_id", "context_id", "stream_id", "correlation_id"),
-            *("start_ns", "end_ns", "issue_ns", "issue_end_ns", "kind", "name"),
-            "gap_ns",
+            *("row", "tid", "device_id", "stream_id", "start_ns", "end_ns"),
+            *("issue_ns", "issue_end_ns", "gap_ns"),
         )
         .sort("issue_ns")
         .with_columns(pl.col("issue_ns").diff().over(thread).alias("interval_ns"))
@@ -202,7 +202,7 @@ def _launch_bound(
             pl.col("issue_ns").max().alias("last_issue_ns"),
             pl.col("start_ns").min(),
             pl.col("end_ns").max(),
-            pl.col("correlation_id").first(),
+            pl.col("row").first(),
             pl.col("starved").mean(),
             lasting.median().alias("kernel_ns"),
             pl.col("interval_ns").filter(~pl.col("begins")).median(),
@@ -220,8 +220,9 @@ def _launch_bound(
         start, end = column(runs, "start_ns")[here], column(runs, "end_ns")[here]
         idle[here] = end - start - used.overlap_ns(start, end)
     added = LAUNCH_ADDED_NS * pl.col("count")
+    first = trace.gpu_ops["correlation_id"].gather(runs["row"])
     return (
-        runs.with_columns(as_series(idle, "idle_ns"))
+        runs.with_columns(as_series(idle, "idle_ns"), first)
         .filter(
             pl.col("idle_ns") - added > trace.limit(MIN_IDLE_SHARE) * (lasting - added)
         )
@@ -237,6 +238,11 @@ def _finding(
     active: dict[int, Intervals],
 ) -> Finding:
     launched = kernels.join(runs.select("run"), on="run", how="semi")
+    launched = launched.hstack(
+        trace.gpu_ops.select("pid", "context_id", "correlation_id", "kind", "name")[
+            launched["row"]
+        ]
+    )
     inner = launched.filter(pl.int_range(pl.len()).over("run", "stream_id") > 0)
     changes = replayed(_changes, trace, region.pid, runs, inner)
     cost = price_untraced(

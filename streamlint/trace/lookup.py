@@ -18,6 +18,8 @@ Rows: TypeAlias = npt.NDArray[np.int32]
 Numbers: TypeAlias = npt.NDArray[Any]
 _SPREAD = 16
 """A table of so many places for each row is fast to make and to look up."""
+_FEWER = 4
+"""From so many times fewer ids on, the others are sorted out by them first."""
 
 
 def first_rows(frame: pl.DataFrame, wanted: pl.DataFrame) -> Rows:
@@ -28,6 +30,16 @@ def first_rows(frame: pl.DataFrame, wanted: pl.DataFrame) -> Rows:
     found = np.full(wanted.height, -1, dtype=np.int32)
     rows, pids, ids = _keyed(frame)
     wanted_rows, wanted_pids, wanted_ids = _keyed(wanted)
+    if not len(rows) or not len(wanted_rows):
+        return found
+    if len(rows) > _FEWER * len(wanted_rows):
+        some = _among(ids, wanted_ids)
+        rows, pids, ids = rows[some], pids[some], ids[some]
+    elif len(wanted_rows) > _FEWER * len(rows):
+        some = _among(wanted_ids, ids)
+        wanted_rows, wanted_pids, wanted_ids = (
+            each[some] for each in (wanted_rows, wanted_pids, wanted_ids)
+        )
     if not len(rows) or not len(wanted_rows):
         return found
     most = _SPREAD * len(rows)
@@ -41,6 +53,18 @@ def first_rows(frame: pl.DataFrame, wanted: pl.DataFrame) -> Rows:
     lacking |= wanted_keys < 0
     found[wanted_rows] = np.where(lacking, -1, first[wanted_keys])
     return found
+
+
+def _among(ids: Numbers, others: Numbers) -> Numbers:
+    """Which of the ids are among these others, far fewer."""
+    low, high = int(others.min()), int(others.max())
+    if high - low >= _SPREAD * len(ids):
+        return np.isin(ids, others)
+    there = np.zeros(high - low + 1, dtype=np.bool_)
+    there[others - low] = True
+    near = (ids >= low) & (ids <= high)
+    among: Numbers = near & there[np.where(near, ids, low) - low]
+    return among
 
 
 def _ranked(

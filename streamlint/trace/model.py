@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import numpy as np
 import polars as pl
 
-from streamlint.arrays import as_series, ascending, earlier_max, first_of_each
+from streamlint.arrays import as_series, ascending, earlier_max, numbered
 from streamlint.errors import TraceError
 from streamlint.escape import printable, without_home
 from streamlint.findings import NotAssessed
@@ -681,14 +681,34 @@ class Trace:
             pl.col("end_ns").alias("issue_end_ns"),
             pl.col("name").alias("call"),
         )
+        ops = pl.concat(parts, how="diagonal")
         kinds = self.streams.select(
             "pid", "stream_id", pl.col("kind").alias("stream_kind")
         )
+        # Looked up once a stream: joins would copy all columns of the operations.
+        key = ("pid", "device_id", "stream_id")
+        stream, first = numbered(*(ops[name] for name in key))
+        streams = (
+            ops.select(key)[as_series(first)]
+            .join(
+                kinds,
+                on=["pid", "stream_id"],
+                how="left",
+                validate="m:1",
+                maintain_order="left",
+            )
+            .join(
+                self._device_map,
+                on=["pid", "device_id"],
+                how="left",
+                validate="m:1",
+                maintain_order="left",
+            )
+            .select(pl.col("stream_kind").fill_null("unknown"), "gpu_id")
+        )
         return (
-            with_first(pl.concat(parts, how="diagonal"), calls)
-            .join(kinds, on=["pid", "stream_id"], how="left", validate="m:1")
-            .join(self._device_map, on=["pid", "device_id"], how="left", validate="m:1")
-            .with_columns(pl.col("stream_kind").fill_null("unknown"))
+            with_first(ops, calls)
+            .hstack(streams[as_series(stream)])
             .sort("start_ns", "end_ns", maintain_order=True)
         )
 
@@ -828,8 +848,8 @@ class Trace:
     def devices(self) -> pl.DataFrame:
         """Devices that ran something: pid, device_id, gpu_id (null where unknown)."""
         used = self.gpu_ops.select("pid", "device_id", "gpu_id")
-        rows = as_series(first_of_each(*used.get_columns()))
-        return used[rows].sort("pid", "device_id", "gpu_id")
+        _, first = numbered(*used.get_columns())
+        return used[as_series(first)].sort("pid", "device_id", "gpu_id")
 
     @cached_property
     def _device_map(self) -> pl.DataFrame:
