@@ -97,7 +97,7 @@ class Rows:
     """
 
     calls: pl.DataFrame | None
-    ops: pl.DataFrame | None
+    ops: pl.LazyFrame | None
 
 
 class Where(NamedTuple):

@@ -204,7 +204,8 @@ class Gate:
 
     def _calls(self, rows: Rows) -> pl.DataFrame:
         """The calls of a finding, none where those of some operations are unknown."""
-        calls, ops = rows.calls, rows.ops
+        calls = rows.calls
+        ops = None if rows.ops is None else rows.ops.collect()
         if ops is None or not ops.height:
             return self._trace.runtime_calls.clear() if calls is None else calls
         if ops["issue_ns"].null_count():
@@ -281,11 +282,12 @@ def _in(texts: tuple[str, ...]) -> Callable[[str], bool]:
 def _kernels(rows: Rows) -> set[str]:
     if rows.ops is None:
         return set()
-    return {*rows.ops.filter(pl.col("kind") == "kernel")["name"]}
+    kernels = rows.ops.filter(pl.col("kind") == "kernel").select("name").unique()
+    return {*kernels.collect()["name"]}
 
 
 def _streams(rows: Rows) -> set[str]:
-    for frame in (rows.ops, rows.calls):
+    for frame in (None if rows.ops is None else rows.ops.collect(), rows.calls):
         if frame is not None and frame.height and "stream_id" in frame.columns:
             return {str(stream) for stream in frame["stream_id"].unique()}
     return set()

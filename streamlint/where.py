@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ from streamlint.own import (
     is_system_module,
     module_name,
 )
-from streamlint.steady import distinct, groups
+from streamlint.steady import Region, distinct, groups
 from streamlint.trace.model import NativeFrame, Trace
 from streamlint.trace.stacks import Frame
 
@@ -32,56 +33,97 @@ _OP_PLACE = (
 )
 
 
+class Work(NamedTuple):
+    """Operations and where they are, which takes a while to tell of many.
+
+    ``rows`` have what allowances ask for. Tuples are as in `streamlint.findings.Where`.
+    """
+
+    rows: pl.LazyFrame
+    pids: tuple[int, ...]
+    devices: tuple[int, ...]
+    contexts: tuple[int, ...]
+    streams: tuple[int, ...]
+    threads: tuple[int, ...]
+    kernels: tuple[str, ...]
+
+
+def work_of(
+    trace: Trace, region: Region, streams: Iterable[int | None] | None = None
+) -> Work:
+    """The operations of a region in these streams, or in all.
+
+    Several findings of a process may be about them: they are told once.
+    """
+    chosen = None
+    if streams is not None:
+        chosen = tuple(sorted({stream for stream in streams if stream is not None}))
+    known = trace.derived(_known_work)
+    if (region, chosen) not in known:
+        ops = trace.gpu_ops.lazy().filter(region.holds()).select(_OP_PLACE)
+        if chosen is not None:
+            ops = ops.filter(pl.col("stream_id").is_in(chosen))
+        known[region, chosen] = _work(ops.collect())._replace(rows=ops)
+    return known[region, chosen]
+
+
 def locate(
     trace: Trace,
     *,
     calls: pl.DataFrame | None = None,
-    ops: pl.DataFrame | None = None,
+    ops: pl.DataFrame | Work | None = None,
 ) -> Where:
     """Where these calls (rows of runtime_calls) and these operations are.
 
     Device and context are named only where all share one; kernels are the three
     that ran longest, NVTX ranges the three innermost ones seen most.
     """
-    parts = [part for part in (calls, ops) if part is not None and part.height]
-    pids = {pid for part in parts for pid in distinct(part, "pid")}
+    work = ops if isinstance(ops, Work) or ops is None else _work(ops)
+    pids = {*_distinct(calls, "pid"), *(work.pids if work else ())}
     pid = pids.pop() if len(pids) == 1 else None
     names = [name for of, name in trace.processes.iter_rows() if of == pid]
-    kernels: tuple[str, ...] = ()
-    if ops is not None:
-        ran = ops.select("kind", "name", "start_ns", "end_ns").filter(
-            pl.col("kind") == "kernel"
-        )
-        if ran.height:
-            longest = (
-                ran.group_by("name")
-                .agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("total"))
-                .sort("total", "name", descending=[True, False])
-                .head(_MAX_NAMES)
-            )
-            kernels = tuple(longest["name"])
     source, stack = _frames(trace, calls)
     return Where(
         pid=pid,
         process=names[0] if names else None,
-        device=_only(ops, "device_id"),
-        context=_only(ops, "context_id"),
-        streams=_distinct(ops, "stream_id"),
-        threads=_distinct(calls, "tid") or _distinct(ops, "tid"),
-        kernels=kernels,
+        device=_only(work.devices) if work else None,
+        context=_only(work.contexts) if work else None,
+        streams=work.streams if work else (),
+        threads=_distinct(calls, "tid") or (work.threads if work else ()),
+        kernels=work.kernels if work else (),
         nvtx=_enclosing(trace, calls),
         source=source,
         stack=stack,
-        rows=Rows(calls, ops),
+        rows=Rows(calls, work and work.rows),
     )
 
 
-def ops_where(trace: Trace, *conditions: pl.Expr) -> pl.DataFrame:
-    """The operations for which these hold, with what `locate` and allowances need.
+def _known_work(_: Trace) -> dict[tuple[Region, tuple[int, ...] | None], Work]:
+    return {}
 
-    A finding may be about most of a large trace: other columns would fill the memory.
-    """
-    return trace.gpu_ops.lazy().filter(*conditions).select(_OP_PLACE).collect()
+
+def _work(ops: pl.DataFrame) -> Work:
+    ran = ops.select("kind", "name", "start_ns", "end_ns").filter(
+        pl.col("kind") == "kernel"
+    )
+    kernels: tuple[str, ...] = ()
+    if ran.height:
+        longest = (
+            ran.group_by("name")
+            .agg((pl.col("end_ns") - pl.col("start_ns")).sum().alias("total"))
+            .sort("total", "name", descending=[True, False])
+            .head(_MAX_NAMES)
+        )
+        kernels = tuple(longest["name"])
+    return Work(
+        ops.lazy(),
+        pids=_distinct(ops, "pid"),
+        devices=_distinct(ops, "device_id"),
+        contexts=_distinct(ops, "context_id"),
+        streams=_distinct(ops, "stream_id"),
+        threads=_distinct(ops, "tid"),
+        kernels=kernels,
+    )
 
 
 def calls_behind(trace: Trace, ops: pl.DataFrame) -> pl.DataFrame:
@@ -327,6 +369,5 @@ def _distinct(frame: pl.DataFrame | None, name: str) -> tuple[int, ...]:
     return tuple(distinct(frame, name))
 
 
-def _only(frame: pl.DataFrame | None, name: str) -> int | None:
-    values = _distinct(frame, name)
+def _only(values: tuple[int, ...]) -> int | None:
     return values[0] if len(values) == 1 else None

@@ -19,7 +19,7 @@ from streamlint.settings import Threshold
 from streamlint.steady import Region, column, groups, of_process, regions
 from streamlint.trace.model import Trace
 from streamlint.waits import host_waits
-from streamlint.where import locate, ops_where, sites
+from streamlint.where import locate, sites, work_of
 
 _WAITS = ("stream sync", "event sync")
 
@@ -216,9 +216,7 @@ def _finding(
         ),
     )
     longest = calls.sort("idle_ns", descending=True, maintain_order=True).head(5)
-    streams = sorted({*calls["stream_id"].unique(), *calls["next_stream_id"].unique()})
-    of_streams = pl.col("stream_id").is_in(pl.Series(streams).implode())
-    ops = ops_where(trace, region.holds(), of_streams)
+    streams = {*calls["stream_id"].unique(), *calls["next_stream_id"].unique()}
     return Finding(
         message=f"{calls.height} times {name} waits for one stream and the thread goes "
         f"on with another at once; the GPU idles {idle / calls.height / 1e3:.1f} us "
@@ -226,7 +224,7 @@ def _finding(
         severity=severity_of(cost),
         confidence=Confidence.MEDIUM,
         cost=cost,
-        where=locate(trace, calls=calls, ops=ops),
+        where=locate(trace, calls=calls, ops=work_of(trace, region, streams)),
         occurrences=calls.height,
         evidence=tuple(
             Evidence(

@@ -15,7 +15,7 @@ from streamlint.settings import Threshold
 from streamlint.steady import Region, column, groups, of_process
 from streamlint.trace.model import Trace
 from streamlint.waits import host_waits, without_waits
-from streamlint.where import locate, ops_where, sites
+from streamlint.where import locate, sites, work_of
 
 MIN_CALLS = Threshold(
     "min-calls",
@@ -101,7 +101,7 @@ def _finding(
         severity=severity_of(cost) if causes_idle else Severity.INFO,
         confidence=Confidence.HIGH if several else Confidence.MEDIUM,
         cost=cost,
-        where=locate(trace, calls=calls, ops=ops_where(trace, region.holds())),
+        where=locate(trace, calls=calls, ops=work_of(trace, region)),
         occurrences=calls.height,
         evidence=tuple(
             Evidence(start, end, f"{name} blocks the host", correlation_id)

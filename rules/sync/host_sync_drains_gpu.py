@@ -18,7 +18,7 @@ from streamlint.waits import (
     without_readbacks,
     without_waits,
 )
-from streamlint.where import locate, ops_where, sites
+from streamlint.where import locate, sites, work_of
 
 MIN_CALLS = Threshold(
     "min-calls",
@@ -124,8 +124,7 @@ def _finding(
     if readback:
         what += " after a copy of at most 1 KiB to the host (such as .item())"
     strongest = drains.sort("saving_ns", "idle_ns", descending=True).head(5)
-    of_streams = pl.col("stream_id").is_in(drains["stream_id"].unique().implode())
-    waited = ops_where(trace, region.holds(), of_streams)
+    waited = work_of(trace, region, drains["stream_id"].unique())
     return Finding(
         message=f"{what}: after {drains.height} of them the GPU ran dry, "
         f"{idle / 1e6:.2f} ms in all, until the thread issued more work",
