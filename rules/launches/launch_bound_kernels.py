@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import polars as pl
 
-from streamlint.arrays import NOTHING, as_series, earlier_max
+from streamlint.arrays import as_series, earlier_max, in_order, numbered
 from streamlint.blocking import launches_block
 from streamlint.changes import Change
 from streamlint.cost import price, severity_of
@@ -131,51 +133,60 @@ def launch_bound_kernels(trace: Trace) -> Outcome:
 def _in_runs(trace: Trace, region: Region) -> pl.DataFrame:
     """Kernels launched one by one, in issue order of each thread and device.
 
-    row (of gpu_ops), its tid, device_id, stream_id and times, interval_ns (since the
-    launch before), begins (a run), run, starved (the queue was empty).
+    Of runs that are long enough and starve the GPU. row (of gpu_ops), its tid,
+    device_id, stream_id and times, interval_ns (since the launch before), begins (a
+    run), run, starved (the queue was empty).
     """
-    thread = ["tid", "device_id"]
     ops = trace.gpu_ops
-    before = as_series(earlier_max(ops["end_ns"], ops["pid"], ops["stream_id"]))
-    gap = pl.when(before > NOTHING).then(pl.col("start_ns") - before)
-    kernels = (
+    launched = (
         ops.lazy()
         .with_row_index("row")
-        .with_columns(gap.alias("gap_ns"))
         .filter(
             region.holds()
             & (pl.col("kind") == "kernel")
             & pl.col("graph_node_id").is_null()
             & pl.col("device_id").is_not_null()
+            & pl.col("issue_ns").is_not_null()
         )
         .select(
             *("row", "tid", "device_id", "stream_id", "start_ns", "end_ns"),
-            *("issue_ns", "issue_end_ns", "gap_ns"),
+            *("issue_ns", "issue_end_ns"),
         )
-        .sort("issue_ns")
-        .with_columns(pl.col("issue_ns").diff().over(thread).alias("interval_ns"))
-        .join_asof(
-            _stops(trace, region.pid).lazy(),
-            left_on="issue_ns",
-            right_on="stop_ns",
-            by="tid",
-            check_sortedness=False,
-        )
-        .sort(thread, maintain_order=True)
         .collect()
     )
-    prompt = pl.col("start_ns") - pl.col("issue_end_ns") <= PROMPT_NS
-    empty = pl.col("gap_ns").fill_null(PROMPT_NS) > QUEUED_GAP_NS
-    pause = trace.limit(PAUSE_FACTOR) * pl.col("interval_ns").median().over(thread)
-    stopped = pl.col("stop_ns") > pl.col("issue_ns") - pl.col("interval_ns")
-    begins = (
-        pl.col("interval_ns").is_null()
-        | (pl.col("interval_ns") > pause)
-        | stopped.fill_null(value=False)
+    thread, _ = numbered(launched["tid"], launched["device_id"])
+    order = in_order(column(launched, "issue_ns"), thread)
+    kernels, thread = launched[as_series(order)], thread[order]
+    issue, start = column(kernels, "issue_ns"), column(kernels, "start_ns")
+    interval = np.diff(issue, prepend=0)
+    begins = np.diff(thread, prepend=-1) != 0
+    stops = _stops(trace, region.pid)
+    for first, last in pairwise([*np.flatnonzero(begins).tolist(), len(thread)]):
+        usual = np.median(interval[first + 1 : last]) if last > first + 1 else 0
+        pause = trace.limit(PAUSE_FACTOR) * usual
+        of_thread = stops.filter(pl.col("tid") == kernels["tid"][first]).sort("stop_ns")
+        so_far = np.searchsorted(
+            column(of_thread, "stop_ns"), issue[first:last], side="right"
+        )
+        stopped = np.diff(so_far, prepend=0) > 0
+        begins[first + 1 : last] = ((interval[first:last] > pause) | stopped)[1:]
+    before = earlier_max(ops["end_ns"], ops["pid"], ops["stream_id"])
+    gap = start - before[kernels["row"].to_numpy()]  # far more for the first of all
+    prompt = start - column(kernels, "issue_end_ns") <= PROMPT_NS
+    starved = prompt & (gap > QUEUED_GAP_NS)
+    firsts = np.flatnonzero(begins)
+    run = np.cumsum(begins) - 1
+    count = np.diff(firsts, append=len(run))
+    share = np.bincount(run, starved, len(firsts)) / count
+    telling = (count >= trace.limit(MIN_KERNELS)) & (
+        share >= trace.limit(MIN_STARVED_SHARE)
     )
     return kernels.with_columns(
-        (prompt & empty).alias("starved"), begins.alias("begins")
-    ).with_columns(pl.col("begins").cum_sum().alias("run"))
+        as_series(interval, "interval_ns"),
+        as_series(begins, "begins"),
+        as_series(run, "run"),
+        as_series(starved, "starved"),
+    ).filter(as_series(telling[run]))
 
 
 def _stops(trace: Trace, pid: int) -> pl.DataFrame:
@@ -203,14 +214,11 @@ def _launch_bound(
             pl.col("start_ns").min(),
             pl.col("end_ns").max(),
             pl.col("row").first(),
-            pl.col("starved").mean(),
             lasting.median().alias("kernel_ns"),
             pl.col("interval_ns").filter(~pl.col("begins")).median(),
         )
         .filter(
-            (pl.col("count") >= trace.limit(MIN_KERNELS))
-            & (pl.col("starved") >= trace.limit(MIN_STARVED_SHARE))
-            & (pl.col("interval_ns") <= trace.limit(MAX_INTERVAL_NS))
+            (pl.col("interval_ns") <= trace.limit(MAX_INTERVAL_NS))
             & (pl.col("kernel_ns") < pl.col("interval_ns"))
         )
     )
