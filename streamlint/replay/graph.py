@@ -8,6 +8,7 @@ service order. One form covers stream order, barriers, events, waits and engines
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -63,6 +64,7 @@ _PLACE = (
     *("engine", "kind"),
 )
 _NONE = np.empty(0, dtype=np.int64)
+_NO_ROWS = np.empty(0, dtype=np.int32)
 
 Indexes: TypeAlias = NDArray[np.int32]
 Kinds: TypeAlias = NDArray[np.int8]
@@ -206,11 +208,42 @@ def _issued_at(trace: Trace) -> pl.Expr:
 
 
 class _Members(NamedTuple):
-    """A group: its number, and its operations in issue order with their times."""
+    """A group: its number, and its operations in issue order."""
 
     group: int
-    rows: Int64
-    order: Int64
+    rows: Indexes
+
+
+class _Part(NamedTuple):
+    """Constraints of one kind by one group.
+
+    ``node`` are operations, or calls + number of operations; ``wanted`` is how many of
+    the group they wait for, ``usual_ns`` the usual latency.
+    """
+
+    kind: Edge
+    node: Indexes
+    group: int
+    wanted: Indexes
+    usual_ns: Int64 | int
+
+
+class _Sorted(NamedTuple):
+    """Constraints by node, that of node n from ``first[n]`` to before ``first[n + 1]``.
+
+    ``done`` is when the group was, ``slack`` how much later the node was free, both in
+    the trace.
+    """
+
+    first: Indexes
+    node: Indexes
+    kind: Kinds
+    group: Indexes
+    wanted: Indexes
+    done: Int64
+    slack: Int64
+    usual_ns: Int64
+    active: Bools
 
 
 class _Builder:
@@ -225,17 +258,17 @@ class _Builder:
         self.order = column(ops, "order_ns")
         self.call_start = column(calls, "start_ns")
         self.call_end = column(calls, "end_ns")
-        self.issued_by = first_rows(calls, ops)  # outermost calls
+        self.issued_by = _index(first_rows(calls, ops))  # outermost calls
         # Operations are few of a kind: group by that, never by the columns again.
         self.place, first = _numbered(ops, *_PLACE)
         self.places: dict[str, list[Any]] = ops.select_seq(*_PLACE)[
             as_series(first)
         ].to_dict(as_series=False)
-        self.by_issue = np.lexsort((self.start, self.order))
-        self.by_start = np.argsort(self.start, kind="stable")
-        self.members: list[Int64] = []
+        self.by_issue = _index(np.lexsort((self.start, self.order)))
+        self.by_start = _index(np.argsort(self.start, kind="stable"))
+        self.members: list[Indexes] = []
         self.started: list[bool] = []
-        self.parts: list[tuple[int, Int64, int, Int64, Int64 | int]] = []
+        self.parts: list[_Part] = []
         self.stream: dict[tuple[object, ...], _Members] = {}
 
     def graph(self) -> Graph:
@@ -250,30 +283,36 @@ class _Builder:
 
     # Groups and constraints ---------------------------------------------------
 
-    def _group(self, rows: Int64, *, by_start: bool = False) -> int:
+    def _group(self, rows: Indexes, *, by_start: bool = False) -> int:
         """A group of operations in the order of ``rows``; returns its number."""
         self.members.append(rows)
         self.started.append(by_start)
         return len(self.members) - 1
 
-    def _issue_group(self, rows: Int64) -> _Members:
+    def _issue_group(self, rows: Indexes) -> _Members:
         """A group of operations in issue order."""
-        return _Members(self._group(rows), rows, self.order[rows])
+        return _Members(self._group(rows), rows)
 
     def _constrain(
-        self, kind: Edge, node: Int64, group: int, count: Int64, latency: Int64 | int
+        self,
+        kind: Edge,
+        node: Int64 | Indexes,
+        group: int,
+        count: Int64,
+        usual_ns: Int64 | int,
     ) -> None:
         """``node`` (operation, or call + number of operations) waits for a prefix."""
         keep = count > 0
         if not keep.all():
             node, count = node[keep], count[keep]
-            latency = latency if isinstance(latency, int) else latency[keep]
+            usual_ns = usual_ns if isinstance(usual_ns, int) else usual_ns[keep]
         if len(node):
-            self.parts.append((int(kind), node, group, count, latency))
+            part = _Part(kind, _index(node), group, _index(count), usual_ns)
+            self.parts.append(part)
 
     def _rows(
         self, *by: str, only: Bools | None = None, started: bool = False
-    ) -> Iterator[tuple[tuple[object, ...], Int64]]:
+    ) -> Iterator[tuple[tuple[object, ...], Indexes]]:
         """Operations by columns of `places`, each in issue order (or by start).
 
         ``only`` chooses places.
@@ -305,7 +344,7 @@ class _Builder:
         blocking = dict(self._rows(*key, only=synced))
         is_record = self._places_with("kind", "record")[self.place]
         for context, rows in null.items():
-            others = blocking.get(context, _NONE)
+            others = blocking.get(context, _NO_ROWS)
             # A record takes effect when all work before it is done.
             records = rows[is_record[rows]]
             for before in (others, rows[~is_record[rows]]):
@@ -314,9 +353,9 @@ class _Builder:
                 self.start[records] = np.maximum(self.start[records], done)
             self.end[records] = self.start[records]
             own, other = self._issue_group(rows), self._issue_group(others)
-            count = _before(other.order, own.order)
+            count = _before(self.order[others], self.order[rows])
             self._constrain(Edge.BARRIER, rows, other.group, count, BARRIER_NS)
-            count = _before(own.order, other.order)
+            count = _before(self.order[rows], self.order[others])
             self._constrain(Edge.BARRIER, others, own.group, count, BARRIER_NS)
 
     def _streams(self) -> None:
@@ -326,7 +365,7 @@ class _Builder:
         for key, rows in self._rows("pid", "stream_id"):
             self.stream[key] = self._issue_group(rows)
         usual = self._usual_gaps(code, kinds)
-        for group, rows, _ in self.stream.values():
+        for group, rows in self.stream.values():
             gap = usual[code[rows[:-1]] * kinds + code[rows[1:]]]
             self._constrain(Edge.STREAM, rows[1:], group, np.arange(1, len(rows)), gap)
 
@@ -343,9 +382,10 @@ class _Builder:
         Gaps of operations that were not queued show the host, not the GPU.
         """
         gaps, pairs = [_NONE], [_NONE]
-        for _, rows, order in self.stream.values():
-            gap = self.start[rows[1:]] - self.end[rows[:-1]]
-            queued = order[1:] < self.end[rows[:-1]]
+        for _, rows in self.stream.values():
+            ended = self.end[rows[:-1]]
+            gap = self.start[rows[1:]] - ended
+            queued = self.order[rows[1:]] < ended
             good = queued & (gap >= 0) & (gap <= HANDOVER_NS)
             gaps.append(gap[good])
             pairs.append((code[rows[:-1]] * kinds + code[rows[1:]])[good])
@@ -375,8 +415,8 @@ class _Builder:
             )
             if waiting is None or source is None:
                 continue
-            first = _before(waiting.order, column(waits, "start_ns"))
-            count = _before(source.order, column(waits, "recorded_ns"))
+            first = _before(self.order[waiting.rows], column(waits, "start_ns"))
+            count = _before(self.order[source.rows], column(waits, "recorded_ns"))
             # A record on the NULL stream is a member of that stream itself.
             null = int(is_null[self.place[source.rows[0]]])
             count = np.minimum(count + null, len(source.rows))
@@ -528,8 +568,8 @@ class _Builder:
         """Calls that wait for what a stream was given before an instant."""
         for (pid, stream), waits in groups(calls, "pid", stream_id):
             if (pid, stream) in self.stream:
-                group, _, order = self.stream[pid, stream]
-                count = _before(order, column(waits, instant))
+                group, rows = self.stream[pid, stream]
+                count = _before(self.order[rows], column(waits, instant))
                 self._constrain(
                     Edge.WAIT, self._call_nodes(waits), group, count, RETURN_DEFAULT_NS
                 )
@@ -542,13 +582,13 @@ class _Builder:
         if not calls.height:
             return
         latency = RETURN_DEFAULT_NS if kind is Edge.WAIT else 0
-        for (pid, device), (group, rows, order) in self.device_groups.items():
+        for (pid, device), (group, rows) in self.device_groups.items():
             here = calls.filter(pl.col("pid") == pid)
             several = len([1 for p, _ in self.device_groups if p == pid]) > 1
             if several:
                 here = here.filter(self._last_device(here) == device)
             at = column(here, "start_ns")
-            count = _before(order, at)
+            count = _before(self.order[rows], at)
             if kind is Edge.FREE:
                 # Waits only for work that was running; a free on an idle GPU is none.
                 done = _prefix(self.end[rows], count)
@@ -612,8 +652,8 @@ class _Builder:
             & (pl.col("end_ns") >= pl.col("copy_ns"))
         )
         for (pid, stream), waits in groups(waiting, "pid", "stream_id"):
-            group, rows, order = self.stream[pid, stream]
-            count = _before(order, column(waits, "start_ns")) + 1
+            group, rows = self.stream[pid, stream]
+            count = _before(self.order[rows], column(waits, "start_ns")) + 1
             self._constrain(
                 Edge.COPY,
                 self._call_nodes(waits),
@@ -627,163 +667,155 @@ class _Builder:
     def _fit(self) -> Graph:
         """Latencies that reproduce the trace exactly, and the plain ones."""
         number_ops = self.ops.height
-        number_nodes = number_ops + len(self.call_end)
-        kind, node, group, count, usual = self._constraints()
-        lengths = np.array([len(rows) for rows in self.members], dtype=np.int64)
-        offset = np.concatenate([[0], np.cumsum(lengths)])
-        member = np.concatenate([_NONE, *self.members])
-        by_start = np.array(self.started, dtype=np.bool_)
-        reached = np.concatenate(
-            [_NONE]
-            + [
-                np.maximum.accumulate((self.start if early else self.end)[rows])
-                for early, rows in zip(self.started, self.members, strict=True)
-            ]
-        )
-        at = np.concatenate([self.start, self.call_end])[node]
-        count = self._shorter_prefixes(kind, node, group, count, at, offset, reached)
-        last = offset[group] + count - 1
-        slack = at - reached[last]
-
-        # Programmatic launches start before their predecessor ends, and a call may
-        # return before its staged copy is done; anything else negative is no wait.
-        early = ((kind == Edge.STREAM) | (kind == Edge.COPY)) & (slack < 0)
-        if early.any():
-            begun = (np.maximum.accumulate(self.start[rows]) for rows in self.members)
-            early[early] = np.concatenate([_NONE, *begun])[last[early]] <= at[early]
-        active = (slack >= 0) | early
-        latency = np.minimum(usual, slack)
-        plain = np.where(early, slack, usual)
+        held = self._sorted()
+        kind, slack, active, done = held.kind, held.slack, held.active, held.done
+        latency, plain = np.minimum(held.usual_ns, slack), held.usual_ns
         for copies in (
             active & (kind == Edge.COPY) & side for side in (slack < 0, slack >= 0)
         ):
             # The host's own part of a copy: staging ends early, unstaging late.
             plain[copies] = int(np.median(slack[copies])) if copies.any() else 0
 
-        through = np.where(active, at - slack, NEVER)
-        held = np.bincount(node, minlength=number_nodes)
-        first = np.concatenate([[0], np.cumsum(held)])
-        free_at = np.full(number_nodes, NEVER)
-        filled, highest = _highest(through, first)
+        done[~active] = NEVER
+        op_constraints = held.first[: number_ops + 1]
+        call_constraints = held.first[number_ops:]
+        of_ops = slice(op_constraints[-1])
+        of_calls = slice(op_constraints[-1], None)
+        free_at = np.full(number_ops, NEVER)
+        filled, highest = _highest(done[of_ops], op_constraints)
         free_at[filled] = highest
-        issue_call, issue_latency, plain_issue, fixed = self._issue(
-            free_at[:number_ops]
-        )
+        issue_call, issue_latency, plain_issue = self._issue(free_at)
         called = issue_call >= 0
-        issued = fixed.copy()
+        issued = self.start.copy()
         issued[called] = self.call_start[issue_call[called]] + issue_latency[called]
-        duration = self.call_end - self.call_start
-        waits = np.zeros(len(duration), dtype=np.bool_)
-        is_call = node >= number_ops
-        waited = active & is_call
-        waited[is_call] &= slack[is_call] < duration[node[is_call] - number_ops]
-        waits[node[waited] - number_ops] = True
-        free = np.zeros(len(duration), dtype=np.bool_)
-        free[node[waited & (kind == Edge.FREE)] - number_ops] = True
-        base = np.where(waits & ~free, np.minimum(duration, WAIT_BASE_NS), duration)
-        blocked = np.zeros(len(duration), dtype=np.int64)
-        chosen = waited & (kind == Edge.FREE)
-        blocked[node[chosen] - number_ops] = (
-            (duration[node[chosen] - number_ops]) - slack[chosen]
-        )
-        base = base - np.where(free, blocked, 0)
 
-        lower = np.concatenate([issued, self.call_start + base])
-        exact = np.concatenate([self.start, self.call_end])
-        through = np.where(active, at - slack + latency, NEVER)
-        best, binding = _latest(through, first, lower)
-        residual = exact - best
-        bound = binding >= 0
-        limit = np.where(np.arange(number_nodes) < number_ops, HANDOVER_NS, RETURN_NS)
-        to_edge = bound & (residual <= limit)
-        latency[binding[to_edge]] += residual[to_edge]
-        delay = np.where(bound & ~to_edge, residual, 0)
-        own = np.where(~bound, residual, 0)
-        issue_latency = issue_latency + np.where(issue_call >= 0, own[:number_ops], 0)
-        fixed = fixed + np.where(issue_call < 0, own[:number_ops], 0)
-        base = base + own[number_ops:]
-        returned = active & (kind == Edge.WAIT) & waited
+        duration = self.call_end - self.call_start
+        call = held.node[of_calls] - number_ops
+        waited = active[of_calls] & (slack[of_calls] < duration[call])
+        freed = waited & (kind[of_calls] == Edge.FREE)
+        waits = np.zeros(len(duration), dtype=np.bool_)
+        waits[call[waited]] = True
+        waits[call[freed]] = False
+        base = np.where(waits, np.minimum(duration, WAIT_BASE_NS), duration)
+        base[call[freed]] = slack[of_calls][freed]
+
+        done += np.where(active, latency, 0)
+        op_delay, own = _residuals(
+            *(self.start, issued, done[of_ops], op_constraints, latency[of_ops]),
+            HANDOVER_NS,
+        )
+        issue_latency += np.where(called, own, 0)
+        fixed = self.start + np.where(called, 0, own)
+        call_delay, own = _residuals(
+            *(self.call_end, self.call_start + base, done[of_calls]),
+            *(call_constraints - call_constraints[0], latency[of_calls]),
+            RETURN_NS,
+        )
+        base += own
+        returned = waited & (kind[of_calls] == Edge.WAIT)
         if returned.any():
-            plain[(kind == Edge.WAIT)] = int(np.median(latency[returned]))
+            plain[kind == Edge.WAIT] = int(np.median(latency[of_calls][returned]))
         part = self._parts()
-        kinds, indexes, bounds = self._event_order(held[number_ops:] > 0, part)
+        kinds, indexes, bounds = self._event_order(np.diff(call_constraints) > 0, part)
         previous, think, handover, handover_ns = self._threads()
         return Graph(
             ops=self.ops,
             calls=self.calls,
             op_start=self.start,
             op_duration=self.end - self.start,
-            op_delay=delay[:number_ops],
-            issue_call=_index(issue_call),
+            op_delay=op_delay,
+            issue_call=issue_call,
             issue_latency=issue_latency,
             fixed_start=fixed,
             call_first=self.call_start,
             call_end=self.call_end,
             call_duration=base,
-            call_delay=delay[number_ops:],
-            previous_call=_index(previous),
+            call_delay=call_delay,
+            previous_call=previous,
             think_ns=think,
-            handover_call=_index(handover),
+            handover_call=handover,
             handover_ns=handover_ns,
-            op_constraints=_index(first[: number_ops + 1]),
-            call_constraints=_index(first[number_ops:]),
-            node=_index(node),
-            kind=kind.astype(np.int8),
-            group=_index(group),
-            count=_index(count),
+            op_constraints=op_constraints,
+            call_constraints=call_constraints,
+            node=held.node,
+            kind=kind,
+            group=held.group,
+            count=held.wanted,
             latency=latency,
             plain_latency=plain,
             plain_issue_latency=plain_issue,
             active=active,
-            group_offset=offset[:-1],
-            group_by_start=by_start,
-            member=_index(member),
+            group_offset=np.cumsum([0, *map(len, self.members)])[:-1],
+            group_by_start=np.array(self.started, dtype=np.bool_),
+            member=np.concatenate([_NO_ROWS, *self.members]),
             part=part,
             event_kind=kinds,
             event_index=indexes,
             event_bounds=bounds,
         )
 
-    def _constraints(self) -> tuple[Kinds, Int64, Int64, Int64, Int64]:
-        """Kind, node, group, count and usual latency, by node."""
-        sizes = np.array([len(part[1]) for part in self.parts], dtype=np.int64)
-        node = np.concatenate([_NONE, *(part[1] for part in self.parts)])
-        count = np.concatenate([_NONE, *(part[3] for part in self.parts)])
-        late = [np.broadcast_to(part[4], len(part[1])) for part in self.parts]
-        kind = np.repeat(np.array([part[0] for part in self.parts], np.int8), sizes)
-        group = np.repeat(np.array([part[2] for part in self.parts], np.int64), sizes)
-        usual = np.concatenate([_NONE, *late])
-        order = np.argsort(node, kind="stable")
-        return kind[order], node[order], group[order], count[order], usual[order]
+    def _sorted(self) -> _Sorted:
+        """All constraints by their nodes, those of one in the order of their making."""
+        free = np.concatenate([self.start, self.call_end])
+        nodes = [part.node for part in self.parts]
+        each = np.bincount(np.concatenate([_NO_ROWS, *nodes]), minlength=len(free))
+        first = _index(np.concatenate([[0], np.cumsum(each)]))
+        node = np.repeat(np.arange(len(free), dtype=np.int32), each)
+        kind = np.empty(len(node), dtype=np.int8)
+        active = np.empty(len(node), dtype=np.bool_)
+        group, wanted = (np.empty(len(node), dtype=np.int32) for _ in range(2))
+        done, slack, usual_ns = (np.empty(len(node), dtype=np.int64) for _ in range(3))
+        left = Counter(part.group for part in self.parts)
+        reached = dict[int, Int64]()
+        at = first[:-1].copy()
+        for part in self.parts:
+            rows, early = self.members[part.group], self.started[part.group]
+            if part.group not in reached:
+                times = (self.start if early else self.end)[rows]
+                reached[part.group] = np.maximum.accumulate(times)
+            ends, instants = reached[part.group], free[part.node]
+            prefix = self._shorter_prefixes(part, instants, ends)
+            ended = ends[prefix - 1]
+            spare = instants - ended
+            # Programmatic launches start before their predecessor ends, and a call may
+            # return before its staged copy is done; anything else is no wait.
+            holds, usually = spare >= 0, part.usual_ns
+            if part.kind in (Edge.STREAM, Edge.COPY) and not holds.all():
+                begun = np.maximum.accumulate(self.start[rows])[prefix - 1]
+                sooner = ~holds & (begun <= instants)
+                holds, usually = holds | sooner, np.where(sooner, spare, usually)
+            to = at[part.node].astype(np.int64)
+            if part.kind in (Edge.EVENT, Edge.WAIT):
+                to += _repeats(part.node)
+            at[part.node] = to + 1  # of a node that is there twice, the last one holds
+            kind[to], group[to], wanted[to] = part.kind, part.group, prefix
+            done[to], slack[to], usual_ns[to] = ended, spare, usually
+            active[to] = holds
+            left[part.group] -= 1
+            if not left[part.group]:
+                del reached[part.group]
+        return _Sorted(first, node, kind, group, wanted, done, slack, usual_ns, active)
 
-    def _shorter_prefixes(
-        self,
-        kind: Kinds,
-        node: Int64,
-        group: Int64,
-        count: Int64,
-        at: Int64,
-        offset: Int64,
-        reached: Int64,
-    ) -> Int64:
+    def _shorter_prefixes(self, part: _Part, at: Int64, reached: Int64) -> Indexes:
         """Parallel branches of a graph follow the last node that had ended."""
-        in_graph = self.ops["graph_node_id"].is_not_null().to_numpy()
-        if not in_graph.any():
+        count = part.wanted
+        if part.kind is not Edge.STREAM or self._in_graph is None:
             return count
-        node_op = np.minimum(node, len(in_graph) - 1)
-        late = reached[offset[group] + count - 1] > at
-        branch = np.flatnonzero((kind == Edge.STREAM) & late & in_graph[node_op])
+        late = (reached[count - 1] > at) & self._in_graph[part.node]
+        ended = np.searchsorted(reached, at[late], side="right")
         count = count.copy()
-        for one in ascending(group[branch]):
-            here = branch[group[branch] == one]
-            begin = offset[one]
-            ends = reached[begin : begin + count[here].max()]
-            ended = np.searchsorted(ends, at[here], side="right")
-            count[here] = np.minimum(count[here], np.maximum(ended, 1))
+        count[late] = np.minimum(count[late], np.maximum(ended, 1))
         return count
 
-    def _issue(self, free_at: Int64) -> tuple[Indexes, Int64, Int64, Int64]:
-        """Issuing call, fitted and plain latency from its start, and fixed starts.
+    @cached_property
+    def _in_graph(self) -> Bools | None:
+        """Which operations are nodes of a graph; None if there are none."""
+        nodes = self.ops["graph_node_id"]
+        recorded = nodes.null_count() < len(nodes)
+        return nodes.is_not_null().to_numpy() if recorded else None
+
+    def _issue(self, free_at: Int64) -> tuple[Indexes, Int64, Int64]:
+        """Issuing call, and fitted and plain latency from its start.
 
         A call hands its work over about when it returns; how much before or after
         is learned from operations that nothing else held back: ``free_at``, the time
@@ -792,7 +824,7 @@ class _Builder:
         call = self.issued_by.copy()
         if not len(self.call_start):
             none = np.zeros(len(call), dtype=np.int64)
-            return call, none, none, self.start.copy()
+            return call, none.copy(), none
         since = self.start - self.call_start[call]
         call[(call >= 0) & (since < 0)] = -1
         idle = (call >= 0) & (free_at <= self.call_start[call])
@@ -824,17 +856,17 @@ class _Builder:
         unknown = np.where(idle, since, np.minimum(least, duration))
         plain = np.where(samples >= MIN_SAMPLES, duration + tail, unknown).clip(0)
         plain[self._places_with("kind", "record")[self.place]] = 0
-        return call, np.minimum(plain, since), plain, self.start.copy()
+        return call, np.minimum(plain, since), plain
 
-    def _threads(self) -> tuple[Int64, Int64, Int64, Int64]:
+    def _threads(self) -> tuple[Indexes, Int64, Indexes, Int64]:
         """Chains of calls: previous call, host time since, and handovers."""
         thread, first = _numbered(self.calls, "pid", "tid")
-        previous = np.full(len(thread), -1)
+        previous = np.full(len(thread), -1, dtype=np.int32)
         order = stable_order(thread, len(first))
         same = thread[order[1:]] == thread[order[:-1]]
         previous[order[1:][same]] = order[:-1][same]
         think = np.where(previous >= 0, self.call_start - self.call_end[previous], 0)
-        handover = np.full(len(previous), -1)
+        handover = np.full(len(previous), -1, dtype=np.int32)
         handover_ns = np.zeros(len(previous), dtype=np.int64)
         silent = (previous < 0) | (think > HANDOFF_NS)
         pids = column(self.calls, "pid")[first]
@@ -886,17 +918,26 @@ class _Builder:
         A thread's own keep their sequence. Ends of calls are events where the call is
         ``waiting`` for something.
         """
-        both = np.stack([self.call_start, self.call_end], axis=1).ravel()
-        happens = np.stack([np.ones_like(waiting), waiting], axis=1).ravel()
-        events = np.flatnonzero(happens)
-        order = np.argsort(np.concatenate([both[events], self.start]), kind="stable")
+        waits = np.flatnonzero(waiting)
+        starts = np.arange(0, 2 * len(waiting), 2, dtype=np.int32)
+        events = np.insert(starts, waits + 1, 2 * waits + 1)
+        times = np.insert(self.call_start, waits + 1, self.call_end[waits])
+        order = np.argsort(times, kind="stable")
+        events, times = events[order], times[order]
+        order = np.argsort(self.start, kind="stable")
+        # Operations come after the events of calls at the same time.
+        at = np.searchsorted(times, self.start[order], side="right")
+        at += np.arange(len(at))
+        kinds = np.empty(len(events) + len(at), dtype=np.int8)
+        indexes = np.empty(len(kinds), dtype=np.int32)
+        of_call = np.ones(len(kinds), dtype=np.bool_)
+        of_call[at] = False
+        kinds[at], indexes[at] = OPERATION, order
         # Starts are CALL_START, ends CALL_END: 0 and 1.
-        kinds = np.concatenate([events & 1, np.full(len(self.start), OPERATION)])
-        indexes = np.concatenate([events >> 1, np.arange(len(self.start))])
-        kinds, indexes = kinds.astype(np.int8)[order], _index(indexes)[order]
+        kinds[of_call], indexes[of_call] = events & 1, events >> 1
         parts = int(part.max(initial=0)) + 1
         if parts == 1:
-            return kinds, indexes, np.array([0, len(order)])
+            return kinds, indexes, np.array([0, len(kinds)])
         of_event = part[indexes + np.where(kinds == OPERATION, 0, len(self.start))]
         order = stable_order(of_event.astype(np.int64), parts)
         bounds = np.searchsorted(of_event[order], np.arange(parts + 1))
@@ -905,7 +946,18 @@ class _Builder:
 
 def _index(values: Int64 | Indexes) -> Indexes:
     """Row numbers in 32 bits: a pass is bound by the memory that it reads."""
-    return values.astype(np.int32)
+    return values.astype(np.int32, copy=False)
+
+
+def _repeats(values: Indexes) -> Int64:
+    """How many earlier values are the same, for each."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    begins = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    repeats = np.empty(len(values), dtype=np.int64)
+    lengths = np.diff(np.append(begins, len(values)))
+    repeats[order] = np.arange(len(values)) - np.repeat(begins, lengths)
+    return repeats
 
 
 def connections(trace: Trace) -> int:
@@ -935,7 +987,7 @@ def _prefix(values: Int64, count: Int64) -> Int64:
     return reached[count]
 
 
-def _highest(through: Int64, first: Int64) -> tuple[Int64, Int64]:
+def _highest(through: Int64, first: Indexes) -> tuple[Int64, Int64]:
     """The nodes that have constraints, and the latest bound of each."""
     filled = np.flatnonzero(first[1:] > first[:-1])
     if not len(filled):
@@ -943,18 +995,35 @@ def _highest(through: Int64, first: Int64) -> tuple[Int64, Int64]:
     return filled, np.maximum.reduceat(through, first[filled])
 
 
-def _latest(through: Int64, first: Int64, lower: Int64) -> tuple[Int64, Int64]:
-    """Per node the latest of its bounds, and which constraint it is (-1: none)."""
-    best = lower.copy()
-    binding = np.full(len(lower), -1)
-    if len(through):
-        filled, highest = _highest(through, first)
-        better = highest >= lower[filled]
-        held = filled[better]
-        best[held] = highest[better]
-        # The first constraint that reaches the bound of its node.
-        sizes = (first[1:] - first[:-1])[filled]
-        reaches = np.flatnonzero(through == np.repeat(highest, sizes))
-        at = np.searchsorted(reaches, first[held])
-        binding[held] = reaches[at]
-    return best, binding
+def _residuals(
+    exact: Int64,
+    lower: Int64,
+    through: Int64,
+    first: Indexes,
+    latency: Int64,
+    limit_ns: int,
+) -> tuple[Int64, Int64]:
+    """What nodes come later than the latest of their bounds, which latencies take in.
+
+    ``exact`` and ``lower`` are when they were free and the bound that has no
+    constraint; ``latency`` gets up to ``limit_ns``. Returned are the delays of nodes
+    above that, and how much later than ``lower`` those are that nothing else holds.
+    """
+    delay = exact - lower
+    own = delay.copy()
+    filled, highest = _highest(through, first)
+    better = highest >= lower[filled]
+    bound = filled[better]
+    own[bound] = 0
+    residual = exact[bound] - highest[better]
+    # The first constraint that reaches the bound of its node.
+    sizes = (first[1:] - first[:-1])[filled]
+    number = np.repeat(np.arange(len(filled)), sizes)
+    reaches = np.flatnonzero(through == highest[number])
+    number = number[reaches]
+    binding = reaches[np.append(True, number[1:] != number[:-1])[: len(reaches)]]
+    within = residual <= limit_ns
+    latency[binding[better][within]] += residual[within]
+    delay[:] = 0
+    delay[bound] = np.where(within, 0, residual)
+    return delay, own
