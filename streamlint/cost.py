@@ -65,9 +65,11 @@ def price_change(
 
 def _overlap_unknown(trace: Trace) -> bool:
     """Whether kernels of unknown size run on several streams."""
-    kernels = trace.gpu_ops.filter(pl.col("kind") == "kernel")
-    streams = kernels.select(pl.struct("pid", "stream_id").n_unique()).item()
-    return streams > 1 and kernels["sm_fraction"].null_count() > 0
+    is_kernel = pl.col("kind") == "kernel"
+    kernels = trace.gpu_ops.select("pid", "stream_id", "kind", "sm_fraction")
+    if not kernels.select((is_kernel & pl.col("sm_fraction").is_null()).any()).item():
+        return False
+    return kernels.filter(is_kernel).select("pid", "stream_id").n_unique() > 1
 
 
 def trusted(error: float) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 import polars as pl
 
-from streamlint.arrays import as_series, ascending
+from streamlint.arrays import as_series
 from streamlint.intervals import Int64
 from streamlint.replay import Edge, Graph, replay_of
 from streamlint.replay.schedule import NEVER
@@ -25,14 +25,16 @@ def released(graph: Graph, kinds: Iterable[Edge]) -> Int64:
     One entry a row of ``graph.ops``; `NEVER` where there is no such constraint.
     """
     result = np.full(graph.ops.height, NEVER)
-    chosen = np.isin(graph.kind, [int(kind) for kind in kinds])
-    rows = np.flatnonzero(chosen & graph.active & (graph.node < len(result)))
+    chosen = np.zeros(len(Edge), dtype=np.bool_)
+    chosen[list(kinds)] = True
+    of_ops = slice(graph.op_constraints[-1])
+    rows = np.flatnonzero(chosen[graph.kind[of_ops]] & graph.active[of_ops])
     if not len(rows):
         return result
     ends = graph.op_start + graph.op_duration
     bounds = np.append(graph.group_offset, len(graph.member))
     reached = np.full(len(graph.member), NEVER)
-    for group in ascending(graph.group[rows].astype(np.int64)):
+    for group in np.flatnonzero(np.bincount(graph.group[rows])):
         part = slice(bounds[group], bounds[group + 1])
         times = graph.op_start if graph.group_by_start[group] else ends
         reached[part] = np.maximum.accumulate(times[graph.member[part]])

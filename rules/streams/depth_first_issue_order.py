@@ -83,12 +83,15 @@ def _judge(trace: Trace, copies: pl.DataFrame) -> list[Finding]:
     if not copies.height:
         return findings
     gaps = _gaps(trace, copies)
-    for region in concurrent_regions(trace).values():
-        if gaps.filter(region.holds("until_ns")).height < trace.limit(MIN_GAPS):
-            continue
-        here = _gaps(
-            trace, with_ready(trace, copies.drop("ready_ns"), Edge.ENGINE)
-        ).filter(region.holds("until_ns"))
+    judged = [
+        region
+        for region in concurrent_regions(trace).values()
+        if gaps.filter(region.holds("until_ns")).height >= trace.limit(MIN_GAPS)
+    ]
+    if judged:
+        gaps = _gaps(trace, with_ready(trace, copies.drop("ready_ns"), Edge.ENGINE))
+    for region in judged:
+        here = gaps.filter(region.holds("until_ns"))
         for _, of_lane in groups(here, "lane", "context_id"):
             if of_lane.height >= trace.limit(MIN_GAPS):
                 findings.append(_finding(trace, region, of_lane))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from streamlint.arrays import as_series, ascending
 from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64
 from streamlint.replay.graph import Edge, Graph, Indexes, build
-from streamlint.replay.schedule import NEVER, Schedule, evaluate, prepare
+from streamlint.replay.schedule import Schedule, evaluate, prepare
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 
@@ -44,6 +46,9 @@ class Replay:
     def __init__(self, graph: Graph) -> None:
         """Wrap a built graph."""
         self.graph = graph
+        ends = graph.op_start + graph.op_duration
+        self.recorded = Schedule(graph.op_start, ends, graph.call_first, graph.call_end)
+        """The schedule of the trace itself."""
         self._in_region: dict[Region, _Held | None] = {}
 
     def run(self, changes: Iterable[Change] = ()) -> Schedule:
@@ -52,19 +57,18 @@ class Replay:
         Where two changes give one thing different values, the smaller holds. Only
         parts of the graph that any is about are evaluated, or all without any.
         """
-        changes = list(changes)
-        nodes = [self.graph.nodes_of(change) for change in changes]
-        parts = None
-        if nodes:
-            parts = np.flatnonzero(np.bincount(self.graph.part[np.concatenate(nodes)]))
-        return self._schedule(_changed(self.graph, changes), parts)
+        graph, changes = self.graph, list(changes)
+        if not changes:
+            return self._schedule(graph)
+        nodes = np.concatenate([graph.nodes_of(change) for change in changes])
+        parts = np.flatnonzero(np.bincount(graph.part[nodes]))
+        with _made(graph, changes):
+            return self._schedule(graph, parts)
 
     @cached_property
-    def recorded(self) -> Schedule:
-        """The schedule of the trace itself."""
-        graph = self.graph
-        ends = graph.op_start + graph.op_duration
-        return Schedule(graph.op_start, ends, graph.call_first, graph.call_end)
+    def _reached(self) -> Int64:
+        """Room for every pass: in turn, the system would give and take it anew."""
+        return np.empty(len(self.graph.member), dtype=np.int64)
 
     @cached_property
     def plain(self) -> Schedule:
@@ -82,7 +86,7 @@ class Replay:
     def _schedule(self, graph: Graph, parts: Iterable[int] | None = None) -> Schedule:
         if parts is None:
             parts = range(len(graph.event_bounds) - 1)
-        return evaluate(graph, self.recorded, parts)
+        return evaluate(graph, self.recorded, parts, self._reached)
 
     @cached_property
     def error(self) -> float:
@@ -101,7 +105,7 @@ class Replay:
             return 0
         recorded = self.recorded
         begins_sooner = recorded.op_start[held.first] - schedule.op_start[held.first]
-        end, new_end = held.end_ns, schedule.op_end.max(where=held.ops, initial=NEVER)
+        end, new_end = held.end_ns, schedule.op_end[held.ops].max()
         if held.call is not None:
             host = region.end_ns - recorded.call_end[held.call]
             new_end = max(new_end, schedule.call_end[held.call] + host)
@@ -181,12 +185,11 @@ class Replay:
         return self._in_region[region]
 
     def _made_held(self, region: Region) -> _Held | None:
-        ops, recorded = self.inside(region), self.recorded
-        if not ops.any():
+        ops, recorded = np.flatnonzero(self.inside(region)), self.recorded
+        if not len(ops):
             return None
-        rows = np.flatnonzero(ops)
-        first = int(rows[recorded.op_start[rows].argmin()])
-        end = int(recorded.op_end[rows].max())
+        first = int(ops[recorded.op_start[ops].argmin()])
+        end = int(recorded.op_end[ops].max())
         own = column(self.graph.calls, "pid") == region.pid
         made = np.flatnonzero(own & (recorded.call_end <= region.end_ns))
         call = None
@@ -209,7 +212,7 @@ class Replay:
 class _Held(NamedTuple):
     """What of a region a saving is told by; ``call`` is its last where that counts."""
 
-    ops: Bools
+    ops: Int64
     first: int
     end_ns: int
     call: int | None
@@ -251,23 +254,25 @@ _CHANGING = {
 """Of a `Change` and of a `Graph`."""
 
 
-def _changed(graph: Graph, changes: Iterable[Change]) -> Graph:
-    changed: dict[str, Any] = {}
+@contextmanager
+def _made(graph: Graph, changes: Iterable[Change]) -> Iterator[None]:
+    """These changes in the graph itself, not in a copy of it, until the end."""
+    undo: list[tuple[NDArray[Any], Int64, NDArray[Any]]] = []
 
-    def own(field: str) -> Any:
-        if field not in changed:
-            changed[field] = getattr(graph, field).copy()
-        return changed[field]
+    def alter(values: NDArray[Any], index: Int64, value: Int64 | int) -> None:
+        before = values[index]
+        undo.append((values, index, before))
+        values[index] = np.minimum(before, value)
 
-    for change in changes:
-        if len(change.drop):
-            own("active")[change.drop] = False
-        for name, field in _CHANGING.items():
-            index, value = getattr(change, name)
-            if len(index):
-                values = own(field)
-                values[index] = np.minimum(values[index], value)
-    return replace(graph, **changed)
+    try:
+        for change in changes:
+            alter(graph.active, change.drop, 0)
+            for name, field in _CHANGING.items():
+                alter(getattr(graph, field), *getattr(change, name))
+        yield
+    finally:
+        for values, index, before in reversed(undo):
+            values[index] = before
 
 
 def span_ns(schedule: Schedule, rows: Bools | None = None) -> int:

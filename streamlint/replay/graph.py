@@ -83,6 +83,11 @@ class Edge(IntEnum):
     FREE = 7
 
 
+_OF_CALLS = (Edge.WAIT, Edge.COPY, Edge.FREE)
+_REPEATING = (Edge.EVENT, Edge.WAIT)
+"""A group may hold one node several times: after several waits before it, or rows."""
+
+
 @dataclass(eq=False, repr=False)
 class Graph:
     """Arrays only; see the module docstring. Times in ns.
@@ -155,9 +160,12 @@ def build(trace: Trace) -> Graph:
 def _calls(trace: Trace) -> pl.DataFrame:
     """Outermost calls in the order of their starts, with their index."""
     return (
-        trace.runtime_calls.filter(~pl.col("nested") & (pl.col("kind") != "noise"))
+        trace.runtime_calls.lazy()
+        .filter(~pl.col("nested") & (pl.col("kind") != "noise"))
+        .select("pid", "tid", "start_ns", "end_ns", "correlation_id", "kind")
         .sort("start_ns", "end_ns", maintain_order=True)
         .with_columns(pl.int_range(pl.len()).alias("call_index"))
+        .collect()
     )
 
 
@@ -229,10 +237,10 @@ class _Part(NamedTuple):
 
 
 class _Sorted(NamedTuple):
-    """Constraints by node, that of node n from ``first[n]`` to before ``first[n + 1]``.
+    """Constraints by node: of node n from ``first[n]`` to before ``first[n + 1]``.
 
-    ``done`` is when the group was, ``slack`` how much later the node was free, both in
-    the trace.
+    ``done`` is when the group was in the trace. Latencies make no node later than it
+    was there; those of constraints that aren't active mean nothing.
     """
 
     first: Indexes
@@ -241,9 +249,16 @@ class _Sorted(NamedTuple):
     group: Indexes
     wanted: Indexes
     done: Int64
-    slack: Int64
+    latency: Int64
     usual_ns: Int64
     active: Bools
+
+    def of(self, begin: int, end: int) -> _Sorted:
+        """Those of the nodes from ``begin`` to before ``end``, in place."""
+        first = self.first[begin : end + 1]
+        rows = slice(first[0], first[-1])
+        arrays: list[Any] = [first - first[0], *(values[rows] for values in self[1:])]
+        return _Sorted(*arrays)
 
 
 class _Builder:
@@ -251,7 +266,7 @@ class _Builder:
 
     def __init__(self, trace: Trace, ops: pl.DataFrame, calls: pl.DataFrame) -> None:
         self.trace = trace
-        self.ops = ops
+        self.ops = ops.drop("order_ns")
         self.calls = calls
         self.start = column(ops, "start_ns").copy()
         self.end = column(ops, "end_ns").copy()
@@ -609,10 +624,11 @@ class _Builder:
         """pid, tid, device_id and start_ns (the issue) of every operation issued."""
         issued = np.flatnonzero(self.issued_by >= 0)
         return (
-            self.ops.select("pid", "device_id", pl.col("order_ns").alias("start_ns"))[
-                issued
-            ]
-            .with_columns(self.calls["tid"][as_series(self.issued_by[issued])])
+            self.ops.select("pid", "device_id")[issued]
+            .with_columns(
+                as_series(self.order[issued], "start_ns"),
+                self.calls["tid"][as_series(self.issued_by[issued])],
+            )
             .sort("start_ns", maintain_order=True)
         )
 
@@ -667,22 +683,20 @@ class _Builder:
     def _fit(self) -> Graph:
         """Latencies that reproduce the trace exactly, and the plain ones."""
         number_ops = self.ops.height
-        held = self._sorted()
-        kind, slack, active, done = held.kind, held.slack, held.active, held.done
-        latency, plain = np.minimum(held.usual_ns, slack), held.usual_ns
-        for copies in (
-            active & (kind == Edge.COPY) & side for side in (slack < 0, slack >= 0)
-        ):
+        every = self._sorted()
+        of_ops = every.of(0, number_ops)
+        of_calls = every.of(number_ops, len(every.first) - 1)
+        call = of_calls.node - number_ops
+        slack = self.call_end[call] - of_calls.done
+        copies = of_calls.active & (of_calls.kind == Edge.COPY)
+        for some in (copies & (slack < 0), copies & (slack >= 0)):
             # The host's own part of a copy: staging ends early, unstaging late.
-            plain[copies] = int(np.median(slack[copies])) if copies.any() else 0
+            own = int(np.median(slack[some])) if some.any() else 0
+            of_calls.usual_ns[some] = own
 
-        done[~active] = NEVER
-        op_constraints = held.first[: number_ops + 1]
-        call_constraints = held.first[number_ops:]
-        of_ops = slice(op_constraints[-1])
-        of_calls = slice(op_constraints[-1], None)
+        every.done[~every.active] = NEVER
         free_at = np.full(number_ops, NEVER)
-        filled, highest = _highest(done[of_ops], op_constraints)
+        filled, highest = _highest(of_ops.done, of_ops.first)
         free_at[filled] = highest
         issue_call, issue_latency, plain_issue = self._issue(free_at)
         called = issue_call >= 0
@@ -690,33 +704,27 @@ class _Builder:
         issued[called] = self.call_start[issue_call[called]] + issue_latency[called]
 
         duration = self.call_end - self.call_start
-        call = held.node[of_calls] - number_ops
-        waited = active[of_calls] & (slack[of_calls] < duration[call])
-        freed = waited & (kind[of_calls] == Edge.FREE)
+        waited = of_calls.active & (slack < duration[call])
+        freed = waited & (of_calls.kind == Edge.FREE)
         waits = np.zeros(len(duration), dtype=np.bool_)
         waits[call[waited]] = True
         waits[call[freed]] = False
         base = np.where(waits, np.minimum(duration, WAIT_BASE_NS), duration)
-        base[call[freed]] = slack[of_calls][freed]
+        base[call[freed]] = slack[freed]
 
-        done += np.where(active, latency, 0)
-        op_delay, own = _residuals(
-            *(self.start, issued, done[of_ops], op_constraints, latency[of_ops]),
-            HANDOVER_NS,
+        op_delay, late = _settled(self.start, issued, of_ops, HANDOVER_NS)
+        issue_latency += np.where(called, late, 0)
+        fixed = self.start + np.where(called, 0, late)
+        call_delay, late = _settled(
+            self.call_end, self.call_start + base, of_calls, RETURN_NS
         )
-        issue_latency += np.where(called, own, 0)
-        fixed = self.start + np.where(called, 0, own)
-        call_delay, own = _residuals(
-            *(self.call_end, self.call_start + base, done[of_calls]),
-            *(call_constraints - call_constraints[0], latency[of_calls]),
-            RETURN_NS,
-        )
-        base += own
-        returned = waited & (kind[of_calls] == Edge.WAIT)
+        base += late
+        returned = waited & (of_calls.kind == Edge.WAIT)
         if returned.any():
-            plain[kind == Edge.WAIT] = int(np.median(latency[of_calls][returned]))
+            usual = int(np.median(of_calls.latency[returned]))
+            of_calls.usual_ns[of_calls.kind == Edge.WAIT] = usual
         part = self._parts()
-        kinds, indexes, bounds = self._event_order(np.diff(call_constraints) > 0, part)
+        kinds, indexes, bounds = self._event_order(np.diff(of_calls.first) > 0, part)
         previous, think, handover, handover_ns = self._threads()
         return Graph(
             ops=self.ops,
@@ -735,16 +743,16 @@ class _Builder:
             think_ns=think,
             handover_call=handover,
             handover_ns=handover_ns,
-            op_constraints=op_constraints,
-            call_constraints=call_constraints,
-            node=held.node,
-            kind=kind,
-            group=held.group,
-            count=held.wanted,
-            latency=latency,
-            plain_latency=plain,
+            op_constraints=every.first[: number_ops + 1],
+            call_constraints=every.first[number_ops:],
+            node=every.node,
+            kind=every.kind,
+            group=every.group,
+            count=every.wanted,
+            latency=every.latency,
+            plain_latency=every.usual_ns,
             plain_issue_latency=plain_issue,
-            active=active,
+            active=every.active,
             group_offset=np.cumsum([0, *map(len, self.members)])[:-1],
             group_by_start=np.array(self.started, dtype=np.bool_),
             member=np.concatenate([_NO_ROWS, *self.members]),
@@ -756,45 +764,56 @@ class _Builder:
 
     def _sorted(self) -> _Sorted:
         """All constraints by their nodes, those of one in the order of their making."""
-        free = np.concatenate([self.start, self.call_end])
-        nodes = [part.node for part in self.parts]
-        each = np.bincount(np.concatenate([_NO_ROWS, *nodes]), minlength=len(free))
-        first = _index(np.concatenate([[0], np.cumsum(each)]))
-        node = np.repeat(np.arange(len(free), dtype=np.int32), each)
-        kind = np.empty(len(node), dtype=np.int8)
-        active = np.empty(len(node), dtype=np.bool_)
-        group, wanted = (np.empty(len(node), dtype=np.int32) for _ in range(2))
-        done, slack, usual_ns = (np.empty(len(node), dtype=np.int64) for _ in range(3))
+        number_ops = len(self.start)
+        at = np.zeros(number_ops + len(self.call_end), dtype=np.int32)
+        for part in self.parts:
+            if part.kind in _REPEATING:
+                np.add.at(at, part.node, 1)
+            else:
+                at[part.node] += 1
+        first = np.zeros(len(at) + 1, dtype=np.int32)
+        np.cumsum(at, out=first[1:])
+        at[:] = first[:-1]
+        total = int(first[-1])
+        node, group, wanted = (np.empty(total, dtype=np.int32) for _ in range(3))
+        done, latency, usual_ns = (np.empty(total, dtype=np.int64) for _ in range(3))
+        kind, active = np.empty(total, dtype=np.int8), np.empty(total, dtype=np.bool_)
         left = Counter(part.group for part in self.parts)
         reached = dict[int, Int64]()
-        at = first[:-1].copy()
-        for part in self.parts:
+        while self.parts:
+            part = self.parts.pop(0)
             rows, early = self.members[part.group], self.started[part.group]
             if part.group not in reached:
                 times = (self.start if early else self.end)[rows]
                 reached[part.group] = np.maximum.accumulate(times)
-            ends, instants = reached[part.group], free[part.node]
-            prefix = self._shorter_prefixes(part, instants, ends)
+            ends = reached[part.group]
+            if part.kind in _OF_CALLS:
+                free = self.call_end[part.node - number_ops]
+            else:
+                free = self.start[part.node]
+            prefix = self._shorter_prefixes(part, free, ends)
             ended = ends[prefix - 1]
-            spare = instants - ended
+            slack = free - ended
             # Programmatic launches start before their predecessor ends, and a call may
             # return before its staged copy is done; anything else is no wait.
-            holds, usually = spare >= 0, part.usual_ns
+            holds, usual = slack >= 0, part.usual_ns
             if part.kind in (Edge.STREAM, Edge.COPY) and not holds.all():
                 begun = np.maximum.accumulate(self.start[rows])[prefix - 1]
-                sooner = ~holds & (begun <= instants)
-                holds, usually = holds | sooner, np.where(sooner, spare, usually)
+                sooner = ~holds & (begun <= free)
+                holds, usual = holds | sooner, np.where(sooner, slack, usual)
             to = at[part.node].astype(np.int64)
-            if part.kind in (Edge.EVENT, Edge.WAIT):
+            if part.kind in _REPEATING:
                 to += _repeats(part.node)
             at[part.node] = to + 1  # of a node that is there twice, the last one holds
-            kind[to], group[to], wanted[to] = part.kind, part.group, prefix
-            done[to], slack[to], usual_ns[to] = ended, spare, usually
-            active[to] = holds
+            node[to], kind[to], group[to] = part.node, part.kind, part.group
+            wanted[to], active[to], done[to] = prefix, holds, ended
+            usual_ns[to], latency[to] = usual, np.minimum(usual, slack)
             left[part.group] -= 1
             if not left[part.group]:
                 del reached[part.group]
-        return _Sorted(first, node, kind, group, wanted, done, slack, usual_ns, active)
+        return _Sorted(
+            first, node, kind, group, wanted, done, latency, usual_ns, active
+        )
 
     def _shorter_prefixes(self, part: _Part, at: Int64, reached: Int64) -> Indexes:
         """Parallel branches of a graph follow the last node that had ended."""
@@ -995,35 +1014,29 @@ def _highest(through: Int64, first: Indexes) -> tuple[Int64, Int64]:
     return filled, np.maximum.reduceat(through, first[filled])
 
 
-def _residuals(
-    exact: Int64,
-    lower: Int64,
-    through: Int64,
-    first: Indexes,
-    latency: Int64,
-    limit_ns: int,
+def _settled(
+    exact: Int64, lower: Int64, held: _Sorted, limit_ns: int
 ) -> tuple[Int64, Int64]:
-    """What nodes come later than the latest of their bounds, which latencies take in.
+    """What nodes are later than the latest of their bounds: delays, and in the host.
 
-    ``exact`` and ``lower`` are when they were free and the bound that has no
-    constraint; ``latency`` gets up to ``limit_ns``. Returned are the delays of nodes
-    above that, and how much later than ``lower`` those are that nothing else holds.
+    ``exact`` is when they were free, ``lower`` a bound that is no constraint. What is
+    later than a constraint goes into its latency up to ``limit_ns``, else it is a
+    delay; what is later than ``lower`` alone is returned second.
     """
-    delay = exact - lower
-    own = delay.copy()
-    filled, highest = _highest(through, first)
+    through = held.done + held.latency
+    filled, highest = _highest(through, held.first)
     better = highest >= lower[filled]
     bound = filled[better]
-    own[bound] = 0
+    late = exact - lower
+    late[bound] = 0
     residual = exact[bound] - highest[better]
     # The first constraint that reaches the bound of its node.
-    sizes = (first[1:] - first[:-1])[filled]
-    number = np.repeat(np.arange(len(filled)), sizes)
-    reaches = np.flatnonzero(through == highest[number])
-    number = number[reaches]
-    binding = reaches[np.append(True, number[1:] != number[:-1])[: len(reaches)]]
+    sizes = (held.first[1:] - held.first[:-1])[filled]
+    reaches = np.flatnonzero(through == np.repeat(highest, sizes))
+    node = held.node[reaches]
+    first = reaches[np.append(True, node[1:] != node[:-1])[: len(reaches)]]
     within = residual <= limit_ns
-    latency[binding[better][within]] += residual[within]
-    delay[:] = 0
-    delay[bound] = np.where(within, 0, residual)
-    return delay, own
+    held.latency[first[better][within]] += residual[within]
+    delay = np.zeros(len(exact), dtype=np.int64)
+    delay[bound[~within]] = residual[~within]
+    return delay, late

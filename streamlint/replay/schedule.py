@@ -70,11 +70,15 @@ class Schedule(NamedTuple):
     call_end: Int64
 
 
-def evaluate(graph: Graph, recorded: Schedule, parts: Iterable[int]) -> Schedule:
-    """The schedule of ``graph``: that of these parts anew, ``recorded`` of the rest."""
+def evaluate(
+    graph: Graph, recorded: Schedule, parts: Iterable[int], reached: Int64
+) -> Schedule:
+    """The schedule of ``graph``: that of these parts anew, ``recorded`` of the rest.
+
+    ``reached`` is room for a time of each member of a group.
+    """
     global _interpreted
     times = [values.copy() for values in recorded]
-    reached = np.empty(len(graph.member), dtype=np.int64)
     known = np.zeros(len(graph.group_offset), dtype=np.int64)
     results = [*times, reached, known]
     bounds = graph.event_bounds.tolist()
