@@ -332,6 +332,24 @@ def test_passes_are_compiled_once_enough_was_interpreted(
     assert compiled == [events, events]
 
 
+def test_only_what_can_change_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = replay_of(_trace("misc"))
+    graph = replay.graph
+    ran: list[tuple[int, int]] = []
+    made = Future[object]()
+    made.set_result(lambda first, last, *_: ran.append((first, last)))
+    monkeypatch.setattr(schedule_module, "_compiling", lambda: made)
+    monkeypatch.setattr(schedule_module, "COMPILED_FROM", 0)
+    for op in (0, len(graph.op_start) // 2):
+        replay.run([Change(op_duration=(np.array([op]), np.array([0])))])
+        (event,) = np.flatnonzero((graph.event_kind == 2) & (graph.event_index == op))
+        ((first, last),) = ran
+        assert event - 5 < first <= event < last == len(graph.event_kind)
+        ran.clear()
+    replay.run([Change()])
+    assert ran == []
+
+
 def test_rows_are_found_by_all_of_their_key(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

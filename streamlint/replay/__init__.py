@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
-from streamlint.arrays import as_series, ascending
+from streamlint.arrays import ascending
 from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64
-from streamlint.replay.graph import Edge, Graph, Indexes, build
-from streamlint.replay.schedule import Schedule, evaluate, prepare
+from streamlint.replay.graph import (
+    Edge,
+    Graph,
+    Indexes,
+    build,
+    spans,
+    starting_with,
+)
+from streamlint.replay.schedule import NEVER, Schedule, evaluate, prepare
 from streamlint.steady import Region, column
 from streamlint.trace.model import Trace
 
@@ -55,20 +60,19 @@ class Replay:
         """The schedule with the changes made; without any, the recorded one exactly.
 
         Where two changes give one thing different values, the smaller holds. Only
-        parts of the graph that any is about are evaluated, or all without any.
+        parts of the graph that any is about are evaluated, from the first time that
+        any is about, or all without any.
         """
         graph, changes = self.graph, list(changes)
         if not changes:
             return self._schedule(graph)
         nodes = np.concatenate([graph.nodes_of(change) for change in changes])
         parts = np.flatnonzero(np.bincount(graph.part[nodes]))
-        with _made(graph, changes):
-            return self._schedule(graph, parts)
-
-    @cached_property
-    def _reached(self) -> Int64:
-        """Room for every pass: in turn, the system would give and take it anew."""
-        return np.empty(len(self.graph.member), dtype=np.int64)
+        ops, calls = nodes[nodes < graph.ops.height], nodes[nodes >= graph.ops.height]
+        first_op = graph.op_start[ops].min(initial=-NEVER)
+        first_call = graph.call_first[calls - graph.ops.height].min(initial=-NEVER)
+        since_ns = min(first_op, first_call)
+        return evaluate(_changed(graph, changes), self.recorded, parts, since_ns)
 
     @cached_property
     def plain(self) -> Schedule:
@@ -83,10 +87,9 @@ class Replay:
         )
         return self._schedule(bare)
 
-    def _schedule(self, graph: Graph, parts: Iterable[int] | None = None) -> Schedule:
-        if parts is None:
-            parts = range(len(graph.event_bounds) - 1)
-        return evaluate(graph, self.recorded, parts, self._reached)
+    def _schedule(self, graph: Graph) -> Schedule:
+        parts = range(len(graph.event_bounds) - 1)
+        return evaluate(graph, self.recorded, parts)
 
     @cached_property
     def error(self) -> float:
@@ -128,7 +131,7 @@ class Replay:
         pid, correlation_id, start_ns, op (their index); those that start together
         in the order of their indexes.
         """
-        return _starting_with(self._by_start, rows)
+        return starting_with(self._by_start, rows)
 
     def ops_issued_by(self, calls: Int64) -> Int64:
         """Indexes of the operations that these calls (indexes, each once) issued."""
@@ -143,7 +146,7 @@ class Replay:
         ``rows`` needs pid, tid and start_ns.
         """
         key = ["pid", "tid", "start_ns"]
-        calls = _starting_with(self.graph.calls.select(*key, "call_index"), rows)
+        calls = starting_with(self.graph.calls.select(*key, "call_index"), rows)
         return _indexes(calls.join(rows, on=key, how="semi")["call_index"])
 
     def constraints(
@@ -254,25 +257,23 @@ _CHANGING = {
 """Of a `Change` and of a `Graph`."""
 
 
-@contextmanager
-def _made(graph: Graph, changes: Iterable[Change]) -> Iterator[None]:
-    """These changes in the graph itself, not in a copy of it, until the end."""
-    undo: list[tuple[NDArray[Any], Int64, NDArray[Any]]] = []
+def _changed(graph: Graph, changes: Iterable[Change]) -> Graph:
+    changed: dict[str, Any] = {}
 
-    def alter(values: NDArray[Any], index: Int64, value: Int64 | int) -> None:
-        before = values[index]
-        undo.append((values, index, before))
-        values[index] = np.minimum(before, value)
+    def own(field: str) -> Any:
+        if field not in changed:
+            changed[field] = getattr(graph, field).copy()
+        return changed[field]
 
-    try:
-        for change in changes:
-            alter(graph.active, change.drop, 0)
-            for name, field in _CHANGING.items():
-                alter(getattr(graph, field), *getattr(change, name))
-        yield
-    finally:
-        for values, index, before in reversed(undo):
-            values[index] = before
+    for change in changes:
+        if len(change.drop):
+            own("active")[change.drop] = False
+        for name, field in _CHANGING.items():
+            index, value = getattr(change, name)
+            if len(index):
+                values = own(field)
+                values[index] = np.minimum(values[index], value)
+    return replace(graph, **changed)
 
 
 def span_ns(schedule: Schedule, rows: Bools | None = None) -> int:
@@ -281,28 +282,6 @@ def span_ns(schedule: Schedule, rows: Bools | None = None) -> int:
     if rows is not None:
         starts, ends = starts[rows], ends[rows]
     return int(ends.max() - starts.min()) if len(starts) else 0
-
-
-def spans(first: Int64 | Indexes, last: Int64 | Indexes) -> Int64:
-    """All indexes from each first one up to its last one, that excluded."""
-    lengths = last - first
-    begins = np.cumsum(lengths) - lengths
-    indexes: Int64 = np.arange(lengths.sum()) + np.repeat(first - begins, lengths)
-    return indexes
-
-
-def _starting_with(frame: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """The rows of ``frame``, sorted by start_ns, that start as any of ``rows``.
-
-    Or all, where there are many: few are looked up in a tenth of the time of a join.
-    """
-    if 4 * rows.height > frame.height:
-        return frame
-    instants = ascending(column(rows.select("start_ns").drop_nulls(), "start_ns"))
-    starts = column(frame, "start_ns")
-    first = np.searchsorted(starts, instants, side="left")
-    last = np.searchsorted(starts, instants, side="right")
-    return frame[as_series(spans(first, last))]
 
 
 def _indexes(series: pl.Series) -> Int64:

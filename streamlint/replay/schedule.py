@@ -8,9 +8,11 @@ anything never makes a time later.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, MutableSequence, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -29,6 +31,7 @@ Interpreting so many takes about the time that compiling does: no process takes 
 than twice as long as the better way would have.
 """
 _interpreted = 0
+_ONE_AT_A_TIME = Lock()
 _COLUMNS = {
     "event_kind": "int8",
     "event_index": "uint32",
@@ -71,18 +74,18 @@ class Schedule(NamedTuple):
 
 
 def evaluate(
-    graph: Graph, recorded: Schedule, parts: Iterable[int], reached: Int64
+    graph: Graph,
+    recorded: Schedule,
+    parts: Iterable[int],
+    since_ns: int = NEVER,
 ) -> Schedule:
-    """The schedule of ``graph``: that of these parts anew, ``recorded`` of the rest.
-
-    ``reached`` is room for a time of each member of a group.
-    """
+    """The schedule: of these parts from ``since_ns`` on anew, else as recorded."""
     global _interpreted
     times = [values.copy() for values in recorded]
+    reached = np.empty(len(graph.member), dtype=np.int64)
     known = np.zeros(len(graph.group_offset), dtype=np.int64)
     results = [*times, reached, known]
-    bounds = graph.event_bounds.tolist()
-    slices = [(bounds[part], bounds[part + 1]) for part in parts]
+    slices = [_events_since(graph, recorded, part, since_ns) for part in parts]
     columns = [
         getattr(graph, name).view(dtype) if dtype[0] == "u" else getattr(graph, name)
         for name, dtype in _COLUMNS.items()
@@ -99,6 +102,22 @@ def evaluate(
     for first, last in slices:
         run(first, last, *columns, *results)
     return Schedule(*(np.asarray(values, dtype=np.int64) for values in results[:4]))
+
+
+def _events_since(
+    graph: Graph, recorded: Schedule, part: int, instant: int
+) -> tuple[int, int]:
+    times = {
+        CALL_START: recorded.call_start,
+        CALL_END: recorded.call_end,
+        OPERATION: recorded.op_start,
+    }
+
+    def happened(event: int) -> int:
+        return int(times[graph.event_kind[event]][graph.event_index[event]])
+
+    first, last = graph.event_bounds[part : part + 2].tolist()
+    return first + bisect_left(range(first, last), instant, key=happened), last
 
 
 def prepare(events: int) -> None:
@@ -200,9 +219,14 @@ def _pass(
             op_end[index] = time + op_duration[index]
 
 
-@cache
 def _compiling() -> Future[Callable[..., None] | None]:
-    """The pass as `_compiled` makes it, once, in a thread of its own."""
+    """The pass as `_compiled` makes it, once, whichever thread asks first."""
+    with _ONE_AT_A_TIME:
+        return _begun()
+
+
+@cache
+def _begun() -> Future[Callable[..., None] | None]:
     pool = ThreadPoolExecutor(1)
     compiling = pool.submit(_compiled)
     pool.shutdown(wait=False)
