@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import platform
 import re
 import shutil
 import sqlite3
@@ -793,3 +794,18 @@ def test_no_name_in_an_error_reaches_the_terminal_raw(run: Run, tmp_path: Path) 
         assert (done.code, done.out) == (2, "")
         assert len(done.err.splitlines()) == 2
         assert raw_control_characters(done.err) == set()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_glibc_takes_one_heap_for_all_threads() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from streamlint import cli; print(cli._share_one_heap())",
+        ],
+        capture_output=True,
+        encoding="utf-8",
+        check=True,
+    )
+    assert done.stdout == "True\n"
