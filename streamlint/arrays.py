@@ -101,7 +101,7 @@ def in_order(
 ) -> npt.NDArray[np.int64]:
     """The stable order by ``within``, small numbers best, and then by ``values``."""
     order = np.argsort(values, kind="stable")
-    ranks, count = _ranks(pl.Series(within))
+    ranks, count = _ranks(as_series(within))
     return order[stable_order(ranks[order], count)]
 
 
@@ -112,7 +112,7 @@ def _numbered(*groups: pl.Series) -> tuple[npt.NDArray[np.int64], int]:
         ranks, size = _ranks(group)
         number, count = number * size + ranks, count * size
         if count > _FEW + _SPREAD * len(number):
-            number, count = _ranks(pl.Series(number))
+            number, count = _ranks(as_series(number))
     return number, count
 
 

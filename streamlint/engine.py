@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -45,6 +45,8 @@ ROW_BYTES, ROW_BYTES_NO_REPLAY = 650, 420
 Measured on generated traces of a million kernels (docs/benchmarks.md); of larger ones
 each row takes less.
 """
+TWO_FROM_ROWS = 200_000
+"""Rows of a trace from which on a second thread is worth its start."""
 _NEEDS_REPLAY = NotAssessed("needs the replay", "judge again without --no-replay")
 
 
@@ -218,10 +220,10 @@ def lint(
     if settings.scope != WHOLE:
         regions(trace)  # before any rule: says what the trace lacks of it
     gate = Gate(trace, policy, known)
-    judgements: list[Judgement] = []
-    for rule in rules:
-        on_rule(rule.name)
-        judgements.append(_sorted_out(_judge(trace, rule), policy, gate))
+    judgements = [
+        _sorted_out(judgement, policy, gate)
+        for judgement in _judgements(trace, rules, on_rule)
+    ]
     changes = [
         finding.change
         for judgement in judgements
@@ -301,6 +303,35 @@ def _model(replay: Replay, changes: list[Change]) -> Model:
     recorded = span_ns(replay.recorded)
     saved = max(0, recorded - span_ns(replay.run(changes)))
     return Model(replay.error, len(changes), saved, saved / max(1, recorded))
+
+
+def _judgements(
+    trace: Trace, rules: Sequence[Rule], on_rule: Callable[[str], None]
+) -> Iterator[Judgement]:
+    """What each rule says, in their order; of a large trace two are at work at a time.
+
+    Half of their time, polars has work for one processor only. Of more rules at a time,
+    each would wait for the interpreter, and what they hold would fill the memory.
+    """
+
+    def told(rule: Rule) -> Judgement:
+        on_rule(rule.name)
+        return _judge(trace, rule)
+
+    if trace.rows < TWO_FROM_ROWS or pl.thread_pool_size() < 2 or len(rules) < 2:
+        yield from map(told, rules)
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(2)
+    try:
+        yield from pool.map(told, rules)
+    except Exception:
+        pool.shutdown(cancel_futures=True)  # the trace may be closed then
+        raise
+    finally:
+        # Whoever interrupts a lint doesn't wait for the rules at work.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _judge(trace: Trace, rule: Rule) -> Judgement:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import polars as pl
 
 from streamlint.findings import Rows, SourceFrame, Where
 from streamlint.native import NativeLines
+from streamlint.once import once
 from streamlint.own import (
     in_own_code,
     is_cuda_function,
@@ -203,7 +203,7 @@ class _Recorded:
         self._known: dict[int, list[NativeFrame]] = {}
         self._made: dict[tuple[int, int], _Stack] = {}
 
-    @cached_property
+    @once
     def _kernels(self) -> frozenset[tuple[str, ...]]:
         names = self._trace.kernels["full_name"].unique().drop_nulls()
         return frozenset(map(_words_of, names))
@@ -263,7 +263,7 @@ def _words_of(signature: str) -> tuple[str, ...]:
 class _Lined(_Recorded):
     """Native call stacks with source lines, as far as binaries at hand tell them."""
 
-    @cached_property
+    @once
     def _lines(self) -> NativeLines:
         return self._trace.derived(NativeLines)
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import polars as pl
 import pytest
 from tracebuilder import TraceBuilder
 
+from streamlint import engine
 from streamlint.changes import Change
 from streamlint.engine import Report, lint
 from streamlint.errors import TraceError
@@ -25,10 +28,13 @@ from streamlint.findings import (
     Severity,
     Where,
 )
+from streamlint.registry import all_rules
+from streamlint.reporters.json import document
 from streamlint.rule import Check, Outcome, Rule, rule
 from streamlint.trace import open_trace
 from streamlint.trace.model import Trace
 
+SAMPLES = Path(__file__).parents[1] / "sample_traces"
 UNABLE = NotAssessed("the colour of kernels is not recorded", "record in colour")
 
 
@@ -123,6 +129,88 @@ def test_a_trace_that_turns_out_unreadable_ends_the_run(judge: Judge) -> None:
 def test_a_user_can_interrupt_a_rule(judge: Judge) -> None:
     with pytest.raises(KeyboardInterrupt):
         judge(fake("slow", KeyboardInterrupt()))
+
+
+# Two at a time ------------------------------------------------------------------
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small traces are judged as large ones, on a machine with two processors."""
+    monkeypatch.setattr(engine, "TWO_FROM_ROWS", 0)
+    monkeypatch.setattr(pl, "thread_pool_size", lambda: 2)
+
+
+@pytest.mark.usefixtures("together")
+def test_of_a_large_trace_two_rules_are_at_work_at_a_time(judge: Judge) -> None:
+    meeting = Barrier(2, timeout=60)
+
+    def meet(trace: Trace) -> Outcome:
+        """Goes on when another rule is here too."""
+        meeting.wait()
+        return [finding()]
+
+    rules = [
+        Rule(f"rule-{number}", "fakes", meet, (), judges_capture=False)
+        for number in range(6)
+    ]
+    report = judge(*rules)
+    assert [j.rule.name for j in report.judgements] == [rule.name for rule in rules]
+    assert not report.crashed
+    assert len(report.findings) == 6
+
+
+@pytest.mark.usefixtures("together")
+def test_a_crash_beside_another_rule_is_its_own(judge: Judge) -> None:
+    report = judge(fake("a", [finding()]), fake("b", ValueError()), fake("c"))
+    assert [rule.name for rule, _ in report.crashed] == ["b"]
+    assert [rule.name for rule, _ in report.findings] == ["a"]
+
+
+@pytest.mark.usefixtures("together")
+@pytest.mark.parametrize(
+    "error", [TraceError("cut off", hint="-"), KeyboardInterrupt()]
+)
+def test_what_ends_the_run_leaves_later_rules_alone(
+    judge: Judge, error: BaseException
+) -> None:
+    done: list[str] = []
+
+    def rule_at(number: int) -> Rule:
+        def check(trace: Trace) -> Outcome:
+            """Takes a moment."""
+            time.sleep(0.02)
+            done.append("done")
+            return []
+
+        return Rule(f"rule-{number}", "fakes", check, (), judges_capture=False)
+
+    rules = [fake("broken", error), *map(rule_at, range(100))]
+    with pytest.raises(type(error)):
+        judge(*rules)
+    assert len(done) < 50
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        "legacy-null-stream-barrier",
+        "device-sync-in-steady-state",
+        "pageable-async-copy",
+    ],
+)
+def test_two_at_a_time_say_the_same(
+    sample: str, request: pytest.FixtureRequest
+) -> None:
+    def judged() -> Report:
+        with open_trace(SAMPLES / sample / "bad.sqlite") as trace:
+            return lint(trace, all_rules())
+
+    alone = judged()
+    request.getfixturevalue("together")
+    both = judged()
+    assert alone.findings
+    assert document([both], ()) == document([alone], ())
 
 
 # Not assessed -------------------------------------------------------------------

@@ -11,9 +11,8 @@ in words Categorical: of millions of rows the rest would only take memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import polars as pl
@@ -22,6 +21,7 @@ from streamlint.arrays import as_series, ascending, earlier_max, numbered
 from streamlint.errors import TraceError
 from streamlint.escape import printable, without_home
 from streamlint.findings import NotAssessed
+from streamlint.once import Kept, once
 from streamlint.settings import DEFAULTS, Settings, Threshold
 from streamlint.trace.calls import GPU_WORK, HOST_WAITS, describe_names
 from streamlint.trace.capture import Capture, read_capture
@@ -105,9 +105,7 @@ class Trace:
     def __init__(self, file: ExportFile) -> None:
         """Wrap an opened export; nothing is loaded yet."""
         self._file = file
-        self._loaded: dict[str, pl.DataFrame | Unavailable] = {}
-        self._with_pids: dict[str, pl.DataFrame] = {}
-        self._derived: dict[Callable[[Trace], Any], Any] = {}
+        self._loaded, self._with_pids, self._derived = Kept(), Kept(), Kept()
         self._settings = DEFAULTS
 
     @property
@@ -127,9 +125,7 @@ class Trace:
 
     def derived(self, analysis: Callable[[Trace], _T]) -> _T:
         """What ``analysis`` makes of this trace, computed once a trace."""
-        if analysis not in self._derived:
-            self._derived[analysis] = analysis(self)
-        return cast(_T, self._derived[analysis])
+        return self._derived.get(analysis, lambda: analysis(self))
 
     def close(self) -> None:
         """Release the file; frames already loaded stay usable."""
@@ -186,7 +182,7 @@ class Trace:
             read.append(TableRead(name, words))
         return tuple(read)
 
-    @cached_property
+    @once
     def rows(self) -> int:
         """About how many rows a lint reads, none too few; reads none of them."""
         return sum(map(self._file.rows, GROWING))
@@ -206,7 +202,7 @@ class Trace:
                 hint="record fewer processes, each for some iterations of its work",
             )
 
-    @cached_property
+    @once
     def capture(self) -> Capture:
         """What was recorded and by which nsys."""
         rows = self._frame("export_meta")
@@ -266,9 +262,7 @@ class Trace:
         return NotAssessed(reason, f"record with {recapture}")
 
     def _load(self, name: str) -> pl.DataFrame | Unavailable:
-        if name not in self._loaded:
-            self._loaded[name] = self._file.load(name)
-        return self._loaded[name]
+        return self._loaded.get(name, lambda: self._file.load(name))
 
     def _frame(self, name: str) -> pl.DataFrame:
         """The table, empty where it can't be had."""
@@ -279,7 +273,7 @@ class Trace:
 
     # Host ---------------------------------------------------------------------
 
-    @cached_property
+    @once
     def runtime_calls(self) -> pl.DataFrame:
         """CUDA API calls, runtime and driver, one row a call.
 
@@ -291,7 +285,7 @@ class Trace:
         rows = self._frame("runtime_calls")
         if rows.height:
             # Of the table itself only its rows and their ids are asked after.
-            self._loaded["runtime_calls"] = rows.select("correlation_id")
+            self._loaded.put("runtime_calls", rows.select("correlation_id"))
         is_copy = rows["event_class"].eq_missing(BACKTRACE_EVENT_CLASS)
         rows = rows.select(
             *("start_ns", "end_ns", "correlation_id", "return_value", "callchain_id"),
@@ -342,17 +336,17 @@ class Trace:
             (calls["end_ns"] <= reached).alias("nested"),
         )
 
-    @cached_property
+    @once
     def call_kinds(self) -> frozenset[str]:
         """The kinds of `runtime_calls` that occur."""
         return frozenset(self.runtime_calls["kind"].unique())
 
-    @cached_property
+    @once
     def call_names(self) -> frozenset[str]:
         """The plain names of `runtime_calls` that occur."""
         return frozenset(self.runtime_calls["name"].drop_nulls().unique())
 
-    @cached_property
+    @once
     def launches(self) -> pl.DataFrame:
         """Calls that put work on the GPU: one row a (pid, correlation_id).
 
@@ -381,7 +375,7 @@ class Trace:
         )
         return calls.join(captured, on=key, how="anti", maintain_order="left")
 
-    @cached_property
+    @once
     def captures(self) -> pl.DataFrame:
         """Stream captures: pid, tid, start_ns, end_ns, from begin to end call."""
         if "begin capture" not in self.call_kinds:
@@ -403,7 +397,7 @@ class Trace:
             .select("pid", "tid", "start_ns", pl.col("next_end_ns").alias("end_ns"))
         )
 
-    @cached_property
+    @once
     def synchronizations(self) -> pl.DataFrame:
         """Calls that only wait for the GPU: one row a call.
 
@@ -445,7 +439,7 @@ class Trace:
             *("callchain_id", "backtrace_ns"),
         ).sort("start_ns", "end_ns")
 
-    @cached_property
+    @once
     def event_waits(self) -> pl.DataFrame:
         """`cudaStreamWaitEvent` calls: a stream waits, the host doesn't.
 
@@ -467,7 +461,7 @@ class Trace:
             )
         )
 
-    @cached_property
+    @once
     def event_records(self) -> pl.DataFrame:
         """Event records, in the order of their calls.
 
@@ -493,7 +487,7 @@ class Trace:
             .sort("start_ns", "correlation_id", nulls_last=True)
         )
 
-    @cached_property
+    @once
     def queries(self) -> pl.DataFrame:
         """Stream and event queries: pid, start_ns, end_ns, stream_id, event_id.
 
@@ -519,7 +513,7 @@ class Trace:
         first = first_rows(self.runtime_calls, rows)
         return self.runtime_calls[as_series(ascending(first[first >= 0]))]
 
-    @cached_property
+    @once
     def _sync_rows(self) -> pl.DataFrame:
         cleaned = (
             pl.when(~pl.col(name).is_in(none)).then(name).alias(name)
@@ -538,7 +532,7 @@ class Trace:
             .unique(["pid", "correlation_id"], keep="first", maintain_order=True)
         )
 
-    @cached_property
+    @once
     def _per_thread_streams(self) -> pl.DataFrame:
         """pid, tid, stream_id of each thread's own default stream."""
         key = ["pid", "correlation_id"]
@@ -577,12 +571,12 @@ class Trace:
 
     # GPU ----------------------------------------------------------------------
 
-    @cached_property
+    @once
     def kernels(self) -> pl.DataFrame:
         """Kernels: columns of `streamlint.trace.tables.KERNELS`, pid for global_pid."""
         return self._with_pid("kernels")
 
-    @cached_property
+    @once
     def memcpys(self) -> pl.DataFrame:
         """Copies that the program asked for (no unified-memory migrations).
 
@@ -595,29 +589,29 @@ class Trace:
             rows.filter(~pl.col("copy_kind").is_in(MIGRATION_COPY_KINDS))
         )
 
-    @cached_property
+    @once
     def migrations(self) -> pl.DataFrame:
         """Unified-memory page migrations, columns as `memcpys`."""
         rows = self._with_pid("memcpys")
         return _with_words(rows.filter(pl.col("copy_kind").is_in(MIGRATION_COPY_KINDS)))
 
-    @cached_property
+    @once
     def memsets(self) -> pl.DataFrame:
         """Memsets: columns of MEMSETS, pid for global_pid; mem_kind in words."""
         rows = self._with_pid("memsets")
         return rows.with_columns(_words("mem_kind", MEM_KINDS))
 
-    @cached_property
+    @once
     def graph_traces(self) -> pl.DataFrame:
         """Graphs launched as a whole: columns of GRAPH_TRACES, pid for global_pid."""
         return self._with_pid("graph_traces")
 
-    @cached_property
+    @once
     def graph_nodes(self) -> pl.DataFrame:
         """Creation of graph nodes: columns of GRAPH_NODES with pid and tid."""
         return self._frame("graph_nodes").with_columns(*_split("global_tid"))
 
-    @cached_property
+    @once
     def gpu_ops(self) -> pl.DataFrame:
         """Everything that ran on a GPU, sorted by start; one row an operation.
 
@@ -770,7 +764,7 @@ class Trace:
 
     # The machine --------------------------------------------------------------
 
-    @cached_property
+    @once
     def streams(self) -> pl.DataFrame:
         """Streams: pid, stream_id, context_id, kind, priority (signed).
 
@@ -810,13 +804,13 @@ class Trace:
             "priority",
         )
 
-    @cached_property
+    @once
     def _raw_streams(self) -> pl.DataFrame:
         return self._frame("streams").unique(
             ["pid", "stream_id"], keep="first", maintain_order=True
         )
 
-    @cached_property
+    @once
     def _null_streams(self) -> pl.DataFrame:
         """pid, context_id, null_stream_id from whichever table this version has."""
         columns = ["pid", "context_id", "null_stream_id"]
@@ -833,25 +827,25 @@ class Trace:
             .unique(["pid", "context_id"], keep="first", maintain_order=True)
         )
 
-    @cached_property
+    @once
     def contexts(self) -> pl.DataFrame:
         """Contexts: pid, device_id, context_id, null_stream_id, parent_context_id,
         is_green."""
         return self._frame("contexts").with_columns(pl.col("is_green") == 1)
 
-    @cached_property
+    @once
     def gpus(self) -> pl.DataFrame:
         """Physical GPUs: columns of GPUS."""
         return self._frame("gpus").unique("gpu_id", keep="first", maintain_order=True)
 
-    @cached_property
+    @once
     def devices(self) -> pl.DataFrame:
         """Devices that ran something: pid, device_id, gpu_id (null where unknown)."""
         used = self.gpu_ops.select("pid", "device_id", "gpu_id")
         _, first = numbered(*used.get_columns())
         return used[as_series(first)].sort("pid", "device_id", "gpu_id")
 
-    @cached_property
+    @once
     def _device_map(self) -> pl.DataFrame:
         """pid, device_id, gpu_id: device ids count per process, GPUs don't."""
         known = (
@@ -869,7 +863,7 @@ class Trace:
             pl.lit(only, dtype=pl.Int32).alias("gpu_id")
         )
 
-    @cached_property
+    @once
     def processes(self) -> pl.DataFrame:
         """Processes that used CUDA: pid, name (base name of the program or null)."""
         pids = pl.concat([self.runtime_calls["pid"], self.gpu_ops["pid"]]).unique()
@@ -889,7 +883,7 @@ class Trace:
             .sort("pid")
         )
 
-    @cached_property
+    @once
     def threads(self) -> pl.DataFrame:
         """Threads: pid, tid, name."""
         return (
@@ -901,7 +895,7 @@ class Trace:
 
     # Annotations and call stacks ----------------------------------------------
 
-    @cached_property
+    @once
     def nvtx_ranges(self) -> pl.DataFrame:
         """NVTX ranges and marks with a text, open ranges left out.
 
@@ -911,7 +905,7 @@ class Trace:
         """
         return self._ranges.filter(~_ALLOWS)
 
-    @cached_property
+    @once
     def allow_ranges(self) -> pl.DataFrame:
         """NVTX ranges that say what streamlint shall not report; as `nvtx_ranges`.
 
@@ -919,7 +913,7 @@ class Trace:
         """
         return self._ranges.filter(_ALLOWS & ~pl.col("mark"))
 
-    @cached_property
+    @once
     def _ranges(self) -> pl.DataFrame:
         """Columns of `nvtx_ranges`."""
         events = self._nvtx
@@ -949,7 +943,7 @@ class Trace:
             )
         )
 
-    @cached_property
+    @once
     def _nvtx(self) -> pl.DataFrame:
         events = self._frame("nvtx_events").with_columns(*_split("global_tid"))
         if not events.height:
@@ -1009,7 +1003,7 @@ class Trace:
                 stacks[pid, correlation_id] = frames
         return stacks
 
-    @cached_property
+    @once
     def _has_python_stacks(self) -> bool:
         events = self._nvtx
         return (
@@ -1020,7 +1014,7 @@ class Trace:
             > 0
         )
 
-    @cached_property
+    @once
     def python_stacks_lost(self) -> bool:
         """Whether Python call stacks were recorded whose payloads weren't exported."""
         if not self._has_python_stacks:
@@ -1050,7 +1044,7 @@ class Trace:
             stacks.setdefault(chain, []).append(frame)
         return stacks
 
-    @cached_property
+    @once
     def native_frames(self) -> pl.DataFrame:
         """The frames of all native call stacks, each once a process.
 
@@ -1079,7 +1073,7 @@ class Trace:
 
     # Allocation and the profiler ----------------------------------------------
 
-    @cached_property
+    @once
     def memory_events(self) -> pl.DataFrame:
         """Allocations and frees: columns of MEMORY_EVENTS, pid for global_pid."""
         return self._with_pid("memory_events").with_columns(
@@ -1087,20 +1081,20 @@ class Trace:
             _words("operation", {0: "allocation", 1: "deallocation"}),
         )
 
-    @cached_property
+    @once
     def pool_events(self) -> pl.DataFrame:
         """Memory pool events: columns of POOL_EVENTS, pid for global_pid."""
         return self._with_pid("pool_events").with_columns(
             _words("operation", {1: "created", 2: "destroyed", 3: "trimmed"})
         )
 
-    @cached_property
+    @once
     def diagnostics(self) -> pl.DataFrame:
         """Messages of the profiler: timestamp_ns, severity, text."""
         severities = {1: "info", 2: "warning", 3: "error", 4: "verbose"}
         return self._frame("diagnostics").with_columns(_words("severity", severities))
 
-    @cached_property
+    @once
     def profiler_overhead(self) -> pl.DataFrame:
         """Time that the profiler itself took: pid, tid, start_ns, end_ns, name."""
         rows = self._frame("profiler_overhead").with_columns(*_split("global_tid"))
@@ -1109,19 +1103,20 @@ class Trace:
     # Helpers ------------------------------------------------------------------
 
     def _with_pid(self, name: str) -> pl.DataFrame:
-        if name not in self._with_pids:
-            frame = self._frame(name)
-            if frame["global_pid"].null_count():
-                frame = frame.with_columns(
-                    pl.col("global_pid").fill_null(self._only_pid << 24)
-                )
-            frame = frame.with_columns(*_pid_of("global_pid")).drop("global_pid")
-            self._with_pids[name] = frame
-            if name in self._loaded and frame.height:
-                self._loaded[name] = frame  # not twice in memory
-        return self._with_pids[name]
+        return self._with_pids.get(name, lambda: self._made_with_pid(name))
 
-    @cached_property
+    def _made_with_pid(self, name: str) -> pl.DataFrame:
+        frame = self._frame(name)
+        if frame["global_pid"].null_count():
+            frame = frame.with_columns(
+                pl.col("global_pid").fill_null(self._only_pid << 24)
+            )
+        frame = frame.with_columns(*_pid_of("global_pid")).drop("global_pid")
+        if frame.height:
+            self._loaded.put(name, frame)  # not twice in memory
+        return frame
+
+    @once
     def _only_pid(self) -> int:
         """The pid of rows in cut-down exports that don't say whose they are."""
         pids = self.runtime_calls["pid"].unique()

@@ -12,7 +12,6 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -24,6 +23,7 @@ from streamlint.arrays import as_series
 from streamlint.errors import OtherDatabase, TraceError
 from streamlint.escape import HOME_SIGN, without_home
 from streamlint.intervals import Bools, Int64
+from streamlint.once import once
 from streamlint.trace.pages import (
     IntColumn,
     PageFile,
@@ -268,7 +268,7 @@ class ExportFile:
         self.invalid_rows[table.name] = frame.height - kept.height
         return _by_time(kept)
 
-    @cached_property
+    @once
     def _strings(self) -> tuple[Int64, pl.Series]:
         """Keys of StringIds, ascending and distinct, and their values."""
         rows: list[tuple[object, object]] = []

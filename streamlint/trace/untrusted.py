@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import RLock
 from typing import Any, NamedTuple
 
 from streamlint.errors import TraceError
@@ -73,6 +74,7 @@ class Connection:
         self._original, self._name = original, name
         self._before: Identity | None = None
         self._is_closed = False
+        self._lock = RLock()  # one thread reads at a time
         try:
             self._before, size = identity(original), path.stat().st_size
         except OSError:
@@ -85,7 +87,7 @@ class Connection:
         self._cpu_s = self._entered = 0.0
         self._bytes = 0
         with self.reading():
-            self._db = sqlite3.connect(uri, uri=True)
+            self._db = sqlite3.connect(uri, uri=True, check_same_thread=False)
             try:
                 self._secure(size)
             except BaseException:
@@ -127,22 +129,23 @@ class Connection:
             raise TraceError(
                 f"{self._name} is closed", hint="read a trace before it is closed"
             )
-        self._entered, self._bytes = time.thread_time(), 0
-        try:
-            yield
-        except _DAMAGE as error:
+        with self._lock:
+            self._entered, self._bytes = time.thread_time(), 0
+            try:
+                yield
+            except _DAMAGE as error:
+                self.refuse_change()
+                # What SQLite says may quote the file, bytes and all.
+                dear = isinstance(error, (_TooDear, MemoryError)) or self._is_too_dear()
+                raise TraceError(
+                    f"{self._name} is damaged: it asks for more time or memory than "
+                    "a sound file of its size"
+                    if dear
+                    else f"{self._name} is damaged or cut off",
+                    hint=REEXPORT,
+                ) from error
+            self._cpu_s += time.thread_time() - self._entered
             self.refuse_change()
-            # What SQLite says may quote the file, bytes and all.
-            dear = isinstance(error, (_TooDear, MemoryError)) or self._is_too_dear()
-            raise TraceError(
-                f"{self._name} is damaged: it asks for more time or memory than "
-                "a sound file of its size"
-                if dear
-                else f"{self._name} is damaged or cut off",
-                hint=REEXPORT,
-            ) from error
-        self._cpu_s += time.thread_time() - self._entered
-        self.refuse_change()
 
     def rows(self, query: str, values: tuple[object, ...] = ()) -> list[Any]:
         """All rows of a query."""
