@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from streamlint.steady import Region, regions
+from streamlint.steady import Region, in_time, regions
 from streamlint.trace.model import Trace
 
 VARIABLE = "CUDA_LAUNCH_BLOCKING"
@@ -63,6 +63,7 @@ def _launches_with_kernels(trace: Trace, pid: int) -> pl.LazyFrame:
             & (pl.col("kind") == "kernel")
             & pl.col("graph_node_id").is_null()
             & pl.col("issue_end_ns").is_not_null()
+            & in_time(trace)
         )
         .with_columns(
             (pl.col("issue_end_ns") >= pl.col("end_ns")).alias("blocked"),

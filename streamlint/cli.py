@@ -521,6 +521,8 @@ def lint(
     with_model = OutputFormat.JSON in [f for f, _ in outputs]
     judge = partial(
         lint_trace,
+        # A timeline shows the whole run.
+        partly=not as_perfetto and not (html is not None and alone),
         rules=rules,
         with_model=with_model or (html is not None and alone),
         settings=settings,

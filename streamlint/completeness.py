@@ -17,10 +17,12 @@ import polars as pl
 from streamlint.arrays import as_series, ascending
 from streamlint.findings import Claim, Confidence, Evidence, Finding, NotAssessed
 from streamlint.intervals import union
-from streamlint.l2 import L2_CALLS, l2_marks
+from streamlint.l2 import l2_marks
 from streamlint.steady import column, distinct, groups, of_process, regions
+from streamlint.trace.calls import L2_CALLS
 from streamlint.trace.lookup import first_rows
 from streamlint.trace.model import Trace
+from streamlint.trace.part import unrecorded_ids
 from streamlint.trace.tables import NEWEST_SCHEMA
 
 MIN_LOST = 3
@@ -33,13 +35,6 @@ MOST_LOST = 0.5
 """From this part on, what is left (idle time, say) is not the program's any more."""
 MIN_OVERHEAD_SHARE = 0.01
 """The profiler may take 1 % of the judged region, the error of any estimate."""
-START_UP_IDS = 120
-"""Correlation ids that the runtime spends on starting up, all in one go.
-
-116 or 117 in every capture seen, of driver queries that are skipped by default.
-"""
-START_UP_HOLE = 100
-"""A hole of this many ids is the start-up."""
 FIRST_ID = 10_000
 """A process whose first recorded call has a higher id was not recorded from its start.
 
@@ -233,7 +228,10 @@ def _lost_work(trace: Trace) -> list[Defect]:
     alone = alone.filter(~_during_capture(trace, alone))
     is_graph = pl.col("kind") == "graph launch"
     found: list[Defect] = []
-    launched, lost = calls.filter(~is_graph).height, alone.filter(~is_graph)
+    more = trace.left_out
+    every = calls.height + more.launches
+    launched = calls.filter(~is_graph).height + more.launches - more.graphs
+    lost = alone.filter(~is_graph)
     if _matters(lost.height, launched):
         found.append(
             Defect(
@@ -248,7 +246,7 @@ def _lost_work(trace: Trace) -> list[Defect]:
                 share=lost.height / launched,
             )
         )
-    graphs, lost = calls.filter(is_graph).height, alone.filter(is_graph)
+    graphs, lost = every - launched, alone.filter(is_graph)
     if _matters(lost.height, graphs):
         found.append(
             Defect(
@@ -260,7 +258,7 @@ def _lost_work(trace: Trace) -> list[Defect]:
                 hides=Hidden.WORK,
                 # How much work a graph holds isn't known: a few at the end are little.
                 share=lost.height
-                / (graphs if graphs >= MIN_LOST_SHARE * calls.height else calls.height),
+                / (graphs if graphs >= MIN_LOST_SHARE * every else every),
             )
         )
     return found
@@ -285,25 +283,26 @@ def _lost_calls(trace: Trace) -> list[Defect]:
         return []
     ops = trace.gpu_ops.filter(pl.col("graph_node_id").is_null())
     alone = ops.filter(pl.col("issue_ns").is_null())
-    if not _matters(alone.height, ops.height):
+    total = ops.height + trace.left_out.ops
+    if not _matters(alone.height, total):
         return []
     return [
         Defect(
             "GPU rows without calls",
             alone.height,
-            f"{alone.height} of {ops.height} GPU operations have no row of the API "
+            f"{alone.height} of {total} GPU operations have no row of the API "
             "call that issued them",
             "record the program from its start to its end, and export all of it",
             _places(alone, "{} without its API call", "kind"),
             hides=Hidden.CALLS,
-            share=alone.height / ops.height,
+            share=alone.height / total,
         )
     ]
 
 
 def _part_lost(trace: Trace, table: str, lost: int) -> float:
     kept: pl.DataFrame = getattr(trace, table)
-    return lost / (lost + kept.height)
+    return lost / (lost + kept.height + trace.left_out.of(table))
 
 
 def _matters(lost: int, total: int) -> bool:
@@ -353,8 +352,9 @@ def _holes(trace: Trace) -> list[Defect]:
     """Calls without a row, where that is more than the default of nsys."""
     missing = unrecorded_calls(trace)
     calls = trace.runtime_calls
+    recorded = calls.height + trace.left_out.of("runtime_calls")
     if trace.capture.all_apis is True:
-        if not _matters(missing, calls.height):
+        if not _matters(missing, recorded):
             return []
         return [
             Defect(
@@ -364,7 +364,7 @@ def _holes(trace: Trace) -> list[Defect]:
                 "were traced",
                 "record a shorter run, or with a current nsys",
                 hides=Hidden.CALLS,
-                share=missing / (missing + calls.height),
+                share=missing / (missing + recorded),
             )
         ]
     if not missing or trace.call_kinds.isdisjoint(L2_CALLS) or l2_marks(trace).any:
@@ -386,24 +386,26 @@ def _holes(trace: Trace) -> list[Defect]:
 
 def _unrecorded_calls(trace: Trace) -> int:
     key = ["pid", "correlation_id"]
-    frames = (trace.runtime_calls, trace.gpu_ops, trace.event_records)
-    seen = pl.concat(
-        frame[key].filter(pl.col("correlation_id") > 0) for frame in frames
-    )
+    unrecorded = trace.left_out.unrecorded
+    if unrecorded is None:
+        frames = (trace.runtime_calls, trace.gpu_ops, trace.event_records)
+        seen = pl.concat(
+            frame[key].filter(pl.col("correlation_id") > 0) for frame in frames
+        )
+        pids, ids = column(seen, "pid"), column(seen, "correlation_id")
+        unrecorded = {
+            pid: unrecorded_ids(ascending(ids[pids == pid]))
+            for pid in distinct(seen, "pid")
+        }
     queries = dict(trace.queries["pid"].value_counts().iter_rows())
     named: dict[int, int] = {}
     if "query" in trace.call_kinds:
         polls = trace.runtime_calls.filter(pl.col("kind") == "query")
         named = dict(polls["pid"].value_counts().iter_rows())
-    pids, ids = column(seen, "pid"), column(seen, "correlation_id")
     missing = 0
-    for pid in distinct(seen, "pid"):
-        holes = np.diff(ascending(ids[pids == pid])) - 1
-        start_up = np.flatnonzero(holes >= START_UP_HOLE)
-        if len(start_up):
-            holes[start_up[0]] = max(0, int(holes[start_up[0]]) - START_UP_IDS)
+    for pid, holes in unrecorded.items():
         polled = queries.get(pid, 0) - named.get(pid, 0)
-        missing += max(0, int(holes.sum()) - max(0, polled))
+        missing += max(0, holes - max(0, polled))
     return missing
 
 
@@ -477,13 +479,14 @@ def _inflated_launches(trace: Trace) -> list[Defect]:
     30 to 40, updates 30 to 80. As whole graphs: launches 5 to 6, updates 1.7 to 2.4.
     """
     found: list[Defect] = []
-    launches = trace.launches
+    launches, more = trace.launches, trace.left_out
     graphs = launches.filter(pl.col("kind") == "graph launch")
-    if trace.capture.graph_mode == "node" and graphs.height >= MIN_LOST:
+    launched = graphs.height + more.graphs
+    if trace.capture.graph_mode == "node" and launched >= MIN_LOST:
         found.append(
             Defect(
                 "graphs traced by node",
-                graphs.height,
+                launched,
                 "graphs were traced node by node: with 50 nodes cudaGraphLaunch takes "
                 "30 to 40 times as long as untraced and cudaGraphExecUpdate 30 to 80 "
                 "times (traced as whole graphs about 6 and 2 times)",
@@ -491,13 +494,15 @@ def _inflated_launches(trace: Trace) -> list[Defect]:
                 _places(graphs, "{} traced by node", "name"),
             )
         )
-    if _matters(launches["callchain_id"].count(), launches.height):
+    taken = launches["callchain_id"].count() + more.stacks
+    every = launches.height + more.launches
+    if _matters(taken, every):
         stacks = launches.filter(pl.col("callchain_id").is_not_null())
         found.append(
             Defect(
                 "call stacks of launches",
-                stacks.height,
-                f"call stacks were taken at {stacks.height} of {launches.height} "
+                taken,
+                f"call stacks were taken at {taken} of {every} "
                 "launches and copies: launch-bound parts look slower than they are",
                 "judge the cost of launches without call stacks of kernels and "
                 "copies: --cudabacktrace=sync",
@@ -511,7 +516,7 @@ def _lost_stacks(trace: Trace) -> list[Defect]:
     """Python call stacks that the export leaves out."""
     if not trace.python_stacks_lost:
         return []
-    taken = trace.runtime_calls["backtrace_ns"].count()
+    taken = trace.runtime_calls["backtrace_ns"].count() + trace.left_out.python_stacks
     return [
         Defect(
             "Python call stacks not exported",
@@ -641,7 +646,7 @@ def _told(trace: Trace) -> list[Defect]:
 def _share_told(trace: Trace, message: _Message, count: int) -> float:
     """Which part of the rows a message says is missing, by its own numbers if any."""
     if message.kind == "incomplete events dropped":
-        return count / (count + trace.gpu_ops.height)
+        return count / (count + trace.gpu_ops.height + trace.left_out.work)
     if message.kind == "buffers not collected":
         collected = trace.diagnostics["text"].str.extract_groups(_BUFFERS).struct
         numbers = collected.unnest().drop_nulls().cast(pl.Int64)

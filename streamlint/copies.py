@@ -16,6 +16,7 @@ from streamlint.intervals import Int64
 from streamlint.replay import Edge, replay_of
 from streamlint.replay.devices import pinned_rate
 from streamlint.replay.graph import STAGED_BYTES
+from streamlint.steady import in_time
 from streamlint.trace.lookup import with_first
 from streamlint.trace.model import Trace, schema
 
@@ -175,7 +176,9 @@ def _pinned_rates(trace: Trace) -> pl.DataFrame:
     key = ["pid", "device_id"]
     host = host_copies(trace)
     large = host.filter(
-        (pl.col("host_kind") == "pinned") & (pl.col("size_bytes") >= LARGE_BYTES)
+        in_time(trace)
+        & (pl.col("host_kind") == "pinned")
+        & (pl.col("size_bytes") >= LARGE_BYTES)
     )
     rates = pl.col("size_bytes") / (pl.col("end_ns") - pl.col("start_ns")).clip(1)
     seen = (
@@ -204,7 +207,8 @@ def _pinned_rates(trace: Trace) -> pl.DataFrame:
 
 def _return_ns(trace: Trace) -> int:
     calls = host_copies(trace).filter(
-        (pl.col("host_kind") == "pinned") & (pl.col("call_kind") == "async memcpy")
+        (pl.col("host_kind") == "pinned") & (pl.col("call_kind") == "async memcpy"),
+        in_time(trace),
     )
     if calls.height < MIN_SAMPLES:
         return RETURN_NS

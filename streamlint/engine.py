@@ -28,13 +28,14 @@ from streamlint.fingerprint import natural
 from streamlint.machine import free_memory
 from streamlint.overview import Overview, overview
 from streamlint.registry import catalog
-from streamlint.replay import Replay, ReplayNeeded, replay_of, span_ns
+from streamlint.replay import Replay, ReplayNeeded, replay_of
 from streamlint.rule import Rule
 from streamlint.settings import DEFAULTS, WHOLE, Scope, Settings
 from streamlint.steady import regions
 from streamlint.suppression import Gate, Policy, Suppressed, Use
 from streamlint.trace.capture import Capture
-from streamlint.trace.model import TableRead, Trace
+from streamlint.trace.model import TableRead, Times, Trace
+from streamlint.trace.part import MARGIN_NS
 from streamlint.where import notes
 
 _ALL = Policy()
@@ -45,6 +46,8 @@ ROW_BYTES, ROW_BYTES_NO_REPLAY = 650, 420
 Measured on generated traces of a million kernels (docs/benchmarks.md); of larger ones
 each row takes less.
 """
+ROW_BYTES_PASSED = 150
+"""The same of rows that a time leaves out (`Trace.read_only`): 105 to 150 measured."""
 TWO_FROM_ROWS = 200_000
 """Rows of a trace from which on a second thread is worth its start."""
 _NEEDS_REPLAY = NotAssessed("needs the replay", "judge again without --no-replay")
@@ -204,6 +207,7 @@ def lint(
     settings: Settings = DEFAULTS,
     policy: Policy = _ALL,
     known: Collection[str] = (),
+    partly: bool = False,
 ) -> Report:
     """Judge ``trace`` by every rule; ``on_rule`` is told each name before it runs.
 
@@ -215,6 +219,8 @@ def lint(
     rules = tuple(rules)
     known = {*known, *(rule.name for rule in (*catalog().rules, *rules))}
     trace.settings = settings
+    if partly:
+        trace.read_only(settings.scope.time)
     _refuse_too_large(trace)
     trace.refuse_a_crowd()
     if settings.scope != WHOLE:
@@ -259,19 +265,56 @@ def lint(
 def _refuse_too_large(trace: Trace) -> None:
     """Raise `TraceError` if judging so many rows takes more memory than there is."""
     free = free_memory()
-    replay = trace.settings.replay
-    need = trace.rows * (ROW_BYTES if replay else ROW_BYTES_NO_REPLAY)
+    need = _memory_need(trace, trace.time, replay=trace.settings.replay)
     if free is None or need <= free:
         return
-    fewer = "export a part of the report: nsys export --times=START/END"
-    if replay:
-        least = trace.rows * ROW_BYTES_NO_REPLAY
-        fewer = f"lint with --no-replay, which takes {_gigabytes(least)}, or {fewer}"
+    ways: list[str] = []
+    if trace.settings.replay:
+        least = _memory_need(trace, trace.time, replay=False)
+        ways.append(f"lint with --no-replay, which takes {_gigabytes(least)}")
+    shorter = _example_time(trace)
+    some = _memory_need(trace, shorter, replay=trace.settings.replay)
+    if shorter is not None and some < min(need, free):
+        start, end = (f"{at / 1e9:.9f}".rstrip("0").rstrip(".") for at in shorter)
+        ways.append(
+            f"judge a part, such as --time {start}s:{end}s, "
+            f"which takes {_gigabytes(some)}"
+        )
+    else:
+        ways.append("export a part of the report: nsys export --times=START/END")
     raise TraceError(
         f"judging the {trace.rows:,} rows of {trace.path.name} takes about "
         f"{_gigabytes(need)} of memory, of which {_gigabytes(free)} is free",
-        hint=fewer,
+        hint=", or ".join(ways),
     )
+
+
+def _memory_need(trace: Trace, time: Times | None, *, replay: bool) -> int:
+    """Bytes that judging ``trace`` takes at its peak if only ``time`` is read."""
+    each = ROW_BYTES if replay else ROW_BYTES_NO_REPLAY
+    if time is None:
+        return trace.rows * each
+    first, last = trace.call_times
+    part = 1.0
+    if first is not None and last is not None and last > first:
+        start = first if time[0] is None else max(first, time[0] - MARGIN_NS)
+        end = last if time[1] is None else min(last, time[1] + MARGIN_NS)
+        part = max(0, end - start) / (last - first)
+    return trace.rows * min(each, ROW_BYTES_PASSED + round(part * each))
+
+
+def _example_time(trace: Trace) -> tuple[int, int] | None:
+    """Some time in the middle of a trace, where times can be told and judged."""
+    first, last = trace.call_times
+    scope = trace.settings.scope
+    if first is None or last is None or (scope.time is not None and trace.time is None):
+        return None
+    if scope._replace(start_ns=first, end_ns=last).time is None:
+        return None
+    # Whole thousandths of the trace are easy to read and to change.
+    unit = 10 ** max(0, len(str(max(0, last - first))) - 3)
+    start = (first + last) // 2 // unit * unit
+    return start, start + max(1, (last - first) // 50 // unit) * unit
 
 
 def _gigabytes(size: int) -> str:
@@ -300,8 +343,8 @@ def _sorted_out(judgement: Judgement, policy: Policy, gate: Gate) -> Judgement:
 def _model(replay: Replay, changes: list[Change]) -> Model:
     if len(changes) < 2 or not trusted(replay.error):
         return Model(replay.error)
-    recorded = span_ns(replay.recorded)
-    saved = max(0, recorded - span_ns(replay.run(changes)))
+    recorded = replay.span_ns(replay.recorded)
+    saved = max(0, recorded - replay.span_ns(replay.run(changes)))
     return Model(replay.error, len(changes), saved, saved / max(1, recorded))
 
 

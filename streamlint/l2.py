@@ -28,11 +28,10 @@ import numpy as np
 import polars as pl
 
 from streamlint.findings import Claim, Cost, NotAssessed
+from streamlint.trace.calls import L2_CALLS
 from streamlint.trace.model import Trace, schema
 
 DOMAIN = "streamlint"
-L2_CALLS = ("set limit", "stream attribute", "node attribute", "L2 reset")
-"""Kinds of calls that control L2, among other things."""
 MARKS_PAGE = "docs/l2-marks.md"
 MIN_COMPUTE_MAJOR = 8
 """GPUs below compute capability 8.0 have no L2 set-aside."""

@@ -11,7 +11,9 @@ from streamlint.trace.model import Trace
 
 
 class DeviceTime(NamedTuple):
-    """What a GPU did within the span of the whole trace; times in ns.
+    """What a GPU did within the span of the trace, or the part of it in `Scope.time`.
+
+    Times in ns.
 
     ``gpu`` is its index on the machine, None where the trace doesn't tell. Kernels,
     and copies and memsets, may run at the same time: the two do not add up to
@@ -65,26 +67,28 @@ def overview(trace: Trace) -> Overview:
     """Count and measure ``trace``."""
     ops = trace.gpu_ops
     kinds = dict(ops["kind"].value_counts().iter_rows())
+    more = trace.left_out.of
     first, last = ops["start_ns"].min(), ops["end_ns"].max()
     used = set(ops["gpu_id"].drop_nulls().unique()) if ops.height else set()
     gpus = [
         (gpu_id, name or "unnamed GPU")
         for gpu_id, name in trace.gpus["gpu_id", "name"].iter_rows()
     ]
-    span = last - first if isinstance(first, int) and isinstance(last, int) else None
+    reach = (first, last) if isinstance(first, int) and isinstance(last, int) else None
+    span = reach and reach[1] - reach[0]
     return Overview(
         gpus=tuple(name for gpu_id, name in gpus if not used or gpu_id in used),
         processes=tuple(trace.processes["pid", "name"].iter_rows()),
         span_ns=span,
-        kernels=int(kinds.get("kernel", 0)),
-        memcpys=int(kinds.get("memcpy", 0)),
-        memsets=int(kinds.get("memset", 0)),
-        runtime_calls=trace.runtime_calls.height,
+        kernels=int(kinds.get("kernel", 0)) + more("kernels"),
+        memcpys=int(kinds.get("memcpy", 0)) + more("memcpys"),
+        memsets=int(kinds.get("memset", 0)) + more("memsets"),
+        runtime_calls=trace.runtime_calls.height + more("runtime_calls"),
         invalid_rows=trace.invalid_rows,
         judged=tuple(
             Judged(*r[:5], duration_ns=r.duration_ns) for r in regions(trace).values()
         ),
-        devices=_devices(trace, span) if span is not None else (),
+        devices=_devices(trace, *reach) if reach is not None else (),
         process_spans=_process_spans(ops, span) if span is not None else {},
     )
 
@@ -99,12 +103,19 @@ def _process_spans(ops: pl.DataFrame, span_ns: int) -> dict[int, int]:
     return {pid: span for pid, span in rows.iter_rows() if pid is not None}
 
 
-def _devices(trace: Trace, span_ns: int) -> tuple[DeviceTime, ...]:
+def _devices(trace: Trace, first: int, last: int) -> tuple[DeviceTime, ...]:
     names = dict(trace.gpus["gpu_id", "name"].iter_rows())
-    times = trace.gpu_ops.select("gpu_id", "kind", "start_ns", "end_ns")
+    ops = trace.gpu_ops.select("gpu_id", "kind", "start_ns", "end_ns")
+    if trace.settings.scope.time is not None:
+        start, end = trace.settings.scope.time
+        first = first if start is None else max(first, start)
+        last = last if end is None else min(last, end)
+        ops = ops.filter(pl.col("start_ns") < last, pl.col("end_ns") > first)
+        ops = ops.with_columns(pl.col("start_ns", "end_ns").clip(first, last))
+    span_ns = last - first
     found = [
         (gpu, ops)
-        for (gpu,), ops in groups(times, "gpu_id")
+        for (gpu,), ops in groups(ops, "gpu_id")
         if gpu is None or isinstance(gpu, int)
     ]
     made = []

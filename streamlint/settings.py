@@ -66,6 +66,16 @@ class Scope(NamedTuple):
         return self.start_ns is not None or self.end_ns is not None
 
     @property
+    def time(self) -> tuple[int | None, int | None] | None:
+        """The times that alone need to be read, None where all does.
+
+        Which iterations repeat, and what lies in NVTX ranges, the whole trace tells.
+        """
+        if not self.timed or self.nvtx is not None or self.steady_state:
+            return None
+        return self.start_ns, self.end_ns
+
+    @property
     def explicit(self) -> bool:
         """Whether it leaves out anything, not only says what iterations are."""
         return self._replace(steady_nvtx=None) != WHOLE

@@ -4,7 +4,8 @@ With NVTX ranges that repeat and hold most of the GPU work, the iterations after
 first. Without, the span of the GPU work; where a long start-up precedes the first
 repetition of the work, from there. A user can name another part (`Scope`). Only what
 rules judge is limited by it: what explains it, such as the flags of a stream, is seen
-wherever it is in the trace, and the replay is always of the whole run.
+wherever it is in the trace. Of some time what is usual is measured there, too
+(`in_time`), and no more is read than that takes (`streamlint.trace.part`).
 """
 
 from __future__ import annotations
@@ -127,6 +128,18 @@ def in_scope(trace: Trace) -> pl.Expr:
         return pl.lit(value=True)
     held = [region.holds() for region in regions(trace).values()]
     return pl.any_horizontal(pl.lit(value=False), *held)
+
+
+def in_time(trace: Trace) -> pl.Expr:
+    """Rows that start in the times of the scope, for what is usual in a trace.
+
+    All rows where it names none, or where the whole trace tells (`Scope.time`).
+    """
+    if trace.settings.scope.time is None:
+        return pl.lit(value=True)
+    start, end = trace.settings.scope.time
+    after = pl.lit(value=True) if start is None else pl.col("start_ns") >= start
+    return after if end is None else after & (pl.col("start_ns") < end)
 
 
 def _regions(trace: Trace) -> dict[int, Region]:

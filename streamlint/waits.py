@@ -13,7 +13,7 @@ from streamlint.arrays import as_series, ascending, earlier_max, in_order
 from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64, Intervals, union
 from streamlint.replay import Edge, replay_of
-from streamlint.steady import column, groups, issued_ns, of_process
+from streamlint.steady import column, groups, in_time, issued_ns, of_process
 from streamlint.trace.model import Trace
 
 READBACK_BYTES = 1_024
@@ -312,5 +312,6 @@ def _issue_delay_ns(trace: Trace) -> int:
     )
     issue, start = column(ops, "issue_ns"), column(ops, "start_ns")
     before = earlier_max(ops["end_ns"], ops["pid"], ops["stream_id"])
-    delays = (start - issue)[before <= issue]
+    timed = ops.select(in_time(trace)).to_series().to_numpy()
+    delays = (start - issue)[timed & (before <= issue)]
     return max(0, int(np.median(delays))) if len(delays) else 0

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamlint.trace import pages
-from streamlint.trace.pages import PageFile, UnsupportedLayout
+from streamlint.trace.pages import Chosen, PageFile, UnsupportedLayout
 
 PAGE_SIZES = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 # Both ends of every storage width, and the values stored without a body.
@@ -565,3 +565,33 @@ def test_damage_that_one_of_several_threads_meets_is_refused(
         pytest.raises(UnsupportedLayout, match="not a page"),
     ):
         file.read_int_columns(root(sound, "t"), [0])
+
+
+@pytest.mark.parametrize("part", [0, 1, 7, 400, 3_000])
+def test_reads_the_chosen_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    monkeypatch.setattr(pages, "_BATCH_BYTES", 4_096)
+    path = tmp_path / "t.sqlite"
+    rows = [(i * 7_919, None if i % 3 else i - 1_500) for i in range(3_000)]
+    with connect(path, 512) as db:
+        db.execute("CREATE TABLE t (a INT, b INT)")
+        db.executemany("INSERT INTO t VALUES (?, ?)", rows)
+    wanted = np.sort(np.random.default_rng(part).permutation(3_000)[:part])
+    page = root(path, "t")
+    with PageFile(path) as file:
+        heights = np.array([height for height, _ in file.batches(page, [0, 1])])
+        assert len(heights) > 4
+        assert heights.sum() == 3_000
+        read = file.read_int_columns(page, [0, 1], [1], Chosen(wanted, heights))
+        whole = file.read_int_columns(page, [0, 1], [1])
+        for some, every in zip(read, whole, strict=True):
+            assert some.values.dtype == every.values.dtype
+            assert (some.values == every.values[wanted]).all()
+            valid = np.ones(3_000, np.bool_) if every.valid is None else every.valid
+            known = np.ones(part, np.bool_) if some.valid is None else some.valid
+            assert (known == valid[wanted]).all()
+        for others in (heights[1:], heights + 1):
+            if part:
+                with pytest.raises(UnsupportedLayout, match="than before"):
+                    file.read_int_columns(page, [0], (), Chosen(wanted, others))

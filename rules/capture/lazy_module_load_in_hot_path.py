@@ -13,9 +13,10 @@ from streamlint.intervals import union
 from streamlint.replay import replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, groups, regions
+from streamlint.steady import Region, column, groups, in_time, regions
 from streamlint.trace.lookup import with_first
 from streamlint.trace.model import Trace
+from streamlint.trace.part import FIRST_OF_A_KIND
 from streamlint.where import locate, ops_asked_by
 
 LONG_FACTOR = Threshold(
@@ -137,7 +138,11 @@ def _launches(trace: Trace, pid: int) -> pl.DataFrame:
     )
     done = np.searchsorted(np.sort(column(calls, "done_ns")), column(calls, "start_ns"))
     pending = np.arange(calls.height) - done
-    return calls.with_columns(as_series(pending, "pending"))
+    # Of a part of a run, what came before is only seen of the first few of a kernel.
+    first = pl.int_range(pl.len()).over("kernel") < FIRST_OF_A_KIND
+    return calls.with_columns(as_series(pending, "pending")).filter(
+        in_time(trace) | first
+    )
 
 
 def _warm_ns(trace: Trace, launches: pl.DataFrame, region: Region) -> int | None:

@@ -15,7 +15,7 @@ from streamlint.intervals import union
 from streamlint.replay import Edge, replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, groups
+from streamlint.steady import Region, column, groups, in_time
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate, ops_asked_by, sites
 
@@ -142,7 +142,7 @@ def _finding(
     held: pl.DataFrame,
     site: object,
 ) -> Finding:
-    alike = launches.join(held, on="exec", how="semi")
+    alike = launches.filter(in_time(trace)).join(held, on="exec", how="semi")
     change = replayed(_change, trace, alike, held)
     ops = ops_asked_by(trace, held)
     cost = price_without_delay(

@@ -20,7 +20,7 @@ from streamlint.held import in_issue_order
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, regions
+from streamlint.steady import Region, in_time, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -81,7 +81,7 @@ def pdl_candidate(trace: Trace) -> Outcome:
     for pid, region in regions(trace).items():
         if launches_block(trace, pid):
             continue
-        pairs = _pairs(in_issue_order(trace, pid), can)
+        pairs = _pairs(trace, in_issue_order(trace, pid), can)
         if pairs.height < trace.limit(MIN_PAIRS):
             continue
         pairs = pairs.filter(region.holds())
@@ -98,7 +98,7 @@ def pdl_candidate(trace: Trace) -> Outcome:
     return findings or unable or []
 
 
-def _pairs(ordered: pl.DataFrame, able: pl.Expr) -> pl.DataFrame:
+def _pairs(trace: Trace, ordered: pl.DataFrame, able: pl.Expr) -> pl.DataFrame:
     """Second kernels of the pairs, columns of gpu_ops with gap_ns and before_end_ns.
 
     ``able`` selects operations of GPUs that may have programmatic launches.
@@ -115,7 +115,7 @@ def _pairs(ordered: pl.DataFrame, able: pl.Expr) -> pl.DataFrame:
         .filter("alone", "before_alone")
         .with_columns((pl.col("start_ns") - pl.col("before_end_ns")).alias("gap_ns"))
     )
-    overlapping = pairs.filter(pl.col("gap_ns") < 0)
+    overlapping = pairs.filter(pl.col("gap_ns") < 0, in_time(trace))
     known = pl.concat([overlapping["name"], overlapping["before_name"]]).unique()
     return pairs.filter(
         pl.col("gap_ns").is_between(MIN_GAP_NS, MAX_GAP_NS)

@@ -22,7 +22,7 @@ from streamlint.intervals import union
 from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, regions
+from streamlint.steady import Region, column, in_time, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -170,7 +170,7 @@ def _speed_up(trace: Trace, ordered: pl.DataFrame) -> float | None:
     """
     kind = ["name", "sm_fraction"]
     lasting = pl.col("end_ns") - pl.col("start_ns")
-    kernels = ordered.filter("small")
+    kernels = ordered.filter("small", in_time(trace))
     alone = (
         kernels.filter("alone").group_by(kind).agg(lasting.median().alias("alone_ns"))
     )

@@ -25,7 +25,7 @@ from streamlint.readiness import with_ready
 from streamlint.replay import Edge
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, groups, in_scope, regions
+from streamlint.steady import Region, column, groups, in_scope, in_time, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -85,7 +85,8 @@ def cross_context_serialization(trace: Trace) -> Outcome:
     """
     green = trace.contexts.filter("is_green").select("pid", "context_id")
     kernels = trace.gpu_ops.filter(
-        (pl.col("kind") == "kernel") & (pl.col("green_context_id").fill_null(0) == 0)
+        (pl.col("kind") == "kernel") & (pl.col("green_context_id").fill_null(0) == 0),
+        in_time(trace),
     ).join(green, on=["pid", "context_id"], how="anti", nulls_equal=True)
     context = pl.struct("pid", "context_id")
     shared = kernels.filter(context.n_unique().over("gpu_id") > 1)

@@ -25,7 +25,7 @@ from streamlint.intervals import Bools, Int64, Intervals, union
 from streamlint.replay import Edge, replay_of, replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, groups, in_scope, of_process
+from streamlint.steady import Region, column, groups, in_scope, in_time, of_process
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -146,6 +146,7 @@ def _judge(
             "less the longest single stream",
         ),
     )
+    null, records = null.filter(in_time(trace)), records.filter(in_time(trace))
     causes = _cause_words(null, int(holds.by_record.any()) and records.height)
     strongest = np.argsort(holds.starts - holds.ends, kind="stable")[:5]
     evidence = tuple(
@@ -159,7 +160,8 @@ def _judge(
         for row in [ops.row(int(holds.rows[i]), named=True)]
     )
     calls = calls_behind(trace, null)
-    streams = ops.filter(pl.col("stream_kind") != "null")["stream_id"].n_unique()
+    others = ops.filter(pl.col("stream_kind") != "null", in_time(trace))
+    streams = others["stream_id"].n_unique()
     return Finding(
         message=f"work on the legacy default stream ({causes}) takes turns with "
         f"{streams} other stream{'s' if streams > 1 else ''}: "

@@ -21,10 +21,10 @@ from streamlint.findings import (
 )
 from streamlint.intervals import union
 from streamlint.readiness import with_ready
-from streamlint.replay import Edge, Replay, replay_of
+from streamlint.replay import Edge, replay_of
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, groups, of_process
+from streamlint.steady import Region, column, groups, in_time, of_process
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -94,7 +94,7 @@ def priority_without_effect(trace: Trace) -> Outcome:
     kernels = kernels.filter(several)
     if not kernels.height:
         return findings
-    unsized = sizes_unknown(kernels)
+    unsized = sizes_unknown(kernels.filter(in_time(trace)))
     unable: NotAssessed | None = None
     for pid, region in concurrent_regions(trace).items():
         own = of_process(kernels, pid)
@@ -151,14 +151,16 @@ def _held(trace: Trace, kernels: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(parts).sort("start_ns")
 
 
-def _undisturbed(held: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
+def _undisturbed(
+    trace: Trace, held: pl.DataFrame, kernels: pl.DataFrame
+) -> pl.DataFrame:
     """``held`` with took_ns: how long each takes at least if nothing holds it up."""
     kind = ["name", "sm_fraction", "priority"]
     shortest = [held.select(*kind, pl.lit(0).alias("alone_ns")).clear()]
     for level in held["priority"].unique():
         lower = kernels.filter(pl.col("priority") > level)
         taken = union(column(lower, "start_ns"), column(lower, "end_ns"))
-        urgent = kernels.filter(pl.col("priority") == level)
+        urgent = kernels.filter(pl.col("priority") == level, in_time(trace))
         start, end = column(urgent, "start_ns"), column(urgent, "end_ns")
         alone = urgent.filter(as_series(taken.overlap_ns(start, end) == 0))
         took = (pl.col("end_ns") - pl.col("start_ns")).min().alias("alone_ns")
@@ -177,9 +179,10 @@ def _undisturbed(held: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _change(replay: Replay, held: pl.DataFrame, kernels: pl.DataFrame) -> Change:
+def _change(trace: Trace, held: pl.DataFrame, kernels: pl.DataFrame) -> Change:
     """Urgent kernels start when they are ready, and nothing slows them down."""
-    parts = _undisturbed(held, kernels).group_by("took_ns", maintain_order=True)
+    replay = replay_of(trace)
+    parts = _undisturbed(trace, held, kernels).group_by("took_ns", maintain_order=True)
     rows = [(replay.ops_of(part), took) for (took,), part in parts]
     ops = np.concatenate([index for index, _ in rows])
     took_ns = np.concatenate([np.full(len(index), took) for index, took in rows])
@@ -199,7 +202,7 @@ def _cost(trace: Trace, region: Region, held: pl.DataFrame, change: Change) -> C
 def _finding(
     trace: Trace, region: Region, held: pl.DataFrame, kernels: pl.DataFrame
 ) -> Finding:
-    change = _change(replay_of(trace), held, kernels)
+    change = _change(trace, held, kernels)
     cost = _cost(trace, region, held, change)
     waits = column(held, "until_ns") - column(held, "ready_ns")
     holders = held["holder"].value_counts(sort=True)["holder"].to_list()

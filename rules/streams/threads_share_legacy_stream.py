@@ -13,7 +13,7 @@ from streamlint.findings import Claim, Confidence, Cost, Evidence, Finding, NotA
 from streamlint.intervals import Bools, Int64, union
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, groups, of_process
+from streamlint.steady import Region, column, groups, in_time, of_process
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate
 
@@ -88,7 +88,7 @@ def threads_share_legacy_stream(trace: Trace) -> Outcome:
     if not shared.height:
         return findings
     for pid, region in concurrent_regions(trace).items():
-        own = of_process(shared, pid)
+        own = of_process(shared, pid).filter(in_time(trace))
         place = ("context_id", "stream_id", "stream_kind")
         for (*_, kind), here in groups(own, *place):
             ops = _of_concurrent_threads(trace, here)

@@ -28,7 +28,7 @@ from streamlint.intervals import union
 from streamlint.replay import replayed
 from streamlint.rule import Outcome, rule
 from streamlint.settings import Threshold
-from streamlint.steady import Region, column, groups, regions
+from streamlint.steady import Region, column, groups, in_time, regions
 from streamlint.trace.model import Trace
 from streamlint.where import calls_behind, locate, ops_asked_by, sites
 
@@ -80,7 +80,8 @@ def pageable_async_copy(trace: Trace) -> Outcome:
     findings: list[Finding] = []
     unable: NotAssessed | None = None
     copies = host_copies(trace).filter(
-        (pl.col("call_kind") == "async memcpy") & ~pl.col("integrated")
+        (pl.col("call_kind") == "async memcpy") & ~pl.col("integrated"),
+        in_time(trace),
     )
     for pid, region in regions(trace).items():
         own = copies.filter(

@@ -22,7 +22,7 @@ from streamlint.replay.graph import (
     starting_with,
 )
 from streamlint.replay.schedule import NEVER, Schedule, evaluate, prepare
-from streamlint.steady import Region, column
+from streamlint.steady import Region, column, in_time
 from streamlint.trace.model import Trace
 
 __all__ = [
@@ -48,12 +48,13 @@ class ReplayNeeded(Exception):
 class Replay:
     """The graph of one trace and its schedules."""
 
-    def __init__(self, graph: Graph) -> None:
-        """Wrap a built graph."""
+    def __init__(self, graph: Graph, around: Bools | None = None) -> None:
+        """Wrap a built graph; ``around`` are operations that its error is told by."""
         self.graph = graph
         ends = graph.op_start + graph.op_duration
         self.recorded = Schedule(graph.op_start, ends, graph.call_first, graph.call_end)
         """The schedule of the trace itself."""
+        self._around = around
         self._in_region: dict[Region, _Held | None] = {}
 
     def run(self, changes: Iterable[Change] = ()) -> Schedule:
@@ -94,8 +95,12 @@ class Replay:
     @cached_property
     def error(self) -> float:
         """How far the bare model is off: its GPU span over the recorded one, less 1."""
-        recorded, plain = span_ns(self.recorded), span_ns(self.plain)
+        recorded, plain = self.span_ns(self.recorded), self.span_ns(self.plain)
         return plain / recorded - 1.0 if recorded else 0.0
+
+    def span_ns(self, schedule: Schedule) -> int:
+        """From the first start to the last end of what the error is told by, in ns."""
+        return span_ns(schedule, self._around)
 
     def saving_ns(self, schedule: Schedule, region: Region) -> int:
         """How much sooner the work of ``region`` is done in ``schedule``, in ns.
@@ -244,7 +249,12 @@ def replayed(
 def _replay_of(trace: Trace) -> Replay:
     # Every call and operation is an event, and some calls are two.
     prepare(trace.runtime_calls.height + trace.gpu_ops.height)
-    return Replay(build(trace))
+    graph = build(trace)
+    if trace.settings.scope.time is None:
+        return Replay(graph)
+    # What a part of the trace tells must be what all of it tells.
+    judged = graph.ops.select(in_time(trace) & (pl.col("kind") != "record"))
+    return Replay(graph, judged.to_series().to_numpy())
 
 
 _CHANGING = {

@@ -158,10 +158,18 @@ def build(trace: Trace) -> Graph:
 
 
 def _calls(trace: Trace) -> pl.DataFrame:
-    """Outermost calls in the order of their starts, with their index."""
+    """Outermost calls in the order of their starts, with their index.
+
+    Of a part of a trace those from when on none is left out: a thread would seem to
+    think for as long as the others took, and waits to wait for nothing.
+    """
+    there = ~pl.col("nested") & (pl.col("kind") != "noise")
+    if trace.whole_times is not None:
+        since, until = trace.whole_times
+        there &= (pl.col("end_ns") >= since) & (pl.col("start_ns") < until)
     return (
         trace.runtime_calls.lazy()
-        .filter(~pl.col("nested") & (pl.col("kind") != "noise"))
+        .filter(there)
         .select("pid", "tid", "start_ns", "end_ns", "correlation_id", "kind")
         .sort("start_ns", "end_ns", maintain_order=True)
         .with_columns(pl.int_range(pl.len()).alias("call_index"))

@@ -70,6 +70,9 @@ GPU_WORK = (
 HOST_WAITS = ("device sync", "stream sync", "event sync")
 """Kinds of calls that do nothing but block the host until GPU work is done."""
 
+L2_CALLS = ("set limit", "stream attribute", "node attribute", "L2 reset")
+"""Kinds of calls that control L2, among other things."""
+
 
 def plain_name(name: str) -> str:
     """The name without ABI suffixes: `cudaMemcpyAsync_ptsz_v7000` is the plain one."""

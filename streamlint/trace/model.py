@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import polars as pl
@@ -26,6 +26,7 @@ from streamlint.settings import DEFAULTS, Settings, Threshold
 from streamlint.trace.calls import GPU_WORK, HOST_WAITS, describe_names
 from streamlint.trace.capture import Capture, read_capture
 from streamlint.trace.lookup import first_rows, with_first
+from streamlint.trace.part import CHOSEN_FROM, NOTHING, LeftOut, Part, part_of
 from streamlint.trace.reader import ExportFile, Unavailable
 from streamlint.trace.stacks import (
     PYTHON_BACKTRACE_DOMAIN,
@@ -85,6 +86,7 @@ _MOST_PROCESSES = 64
 _ROWS_OF_A_PROCESS = 1_000
 """Starting CUDA up alone makes some hundred calls."""
 _Number = TypeVar("_Number", int, float)
+Times: TypeAlias = tuple[int | None, int | None]
 
 _OP_COLUMNS = (
     "pid",
@@ -107,6 +109,7 @@ class Trace:
         self._file = file
         self._loaded, self._with_pids, self._derived = Kept(), Kept(), Kept()
         self._settings = DEFAULTS
+        self._time: Times | None = None
 
     @property
     def settings(self) -> Settings:
@@ -118,6 +121,37 @@ class Trace:
         if settings is not self._settings:
             self._settings = settings
             self._derived.clear()
+
+    @property
+    def time(self) -> Times | None:
+        """The times, from and to, that alone can be judged; None for all of it."""
+        return self._time
+
+    def read_only(self, time: Times | None) -> None:
+        """Load no more than judging what starts in ``time`` takes; before any frame.
+
+        All frames but those of calls and GPU work are whole all the same.
+        """
+        if time != self._time:
+            assert not any(name in self._loaded for name in CHOSEN_FROM)
+            self._time = time
+
+    @once
+    def _part(self) -> Part | None:
+        # Under which L2 window the last kernel of a run ran, all of it tells.
+        if self._time is None or self._ranges["text"].str.starts_with("l2.").any():
+            return None
+        return part_of(self._file, *self._time)
+
+    @property
+    def left_out(self) -> LeftOut:
+        """Rows of calls and GPU work that were not read, and what they count for."""
+        return NOTHING if self._part is None else self._part.left_out
+
+    @property
+    def whole_times(self) -> tuple[int, int] | None:
+        """From when until when nothing is left out; None where nothing is at all."""
+        return None if self._part is None else self._part.times
 
     def limit(self, threshold: Threshold[_Number]) -> _Number:
         """The value of a rule's threshold for this trace."""
@@ -177,6 +211,8 @@ class Trace:
                 continue
             rows = f"{loaded.height} row{'' if loaded.height == 1 else 's'}"
             words = f"{rows} of {sources[0]}" if sources else "not in the export"
+            beyond = self.left_out.of(name)
+            words += f", {beyond} outside of --time not read" if beyond else ""
             dropped = self.invalid_rows.get(name)
             words += f", {dropped} without usable times left out" if dropped else ""
             read.append(TableRead(name, words))
@@ -187,6 +223,11 @@ class Trace:
         """About how many rows a lint reads, none too few; reads none of them."""
         return sum(map(self._file.rows, GROWING))
 
+    @once
+    def call_times(self) -> Times:
+        """About when the first and the last call was made; reads no others."""
+        return self._file.times(TABLES["runtime_calls"]) or (None, None)
+
     def refuse_a_crowd(self) -> None:
         """Raise `TraceError` if far more processes used the GPU than could have.
 
@@ -195,6 +236,7 @@ class Trace:
         ops = self.gpu_ops
         processes = ops["pid"].n_unique()
         rows = ops.height + self.runtime_calls.height
+        rows += self.left_out.work + self.left_out.of("runtime_calls")
         if processes > _MOST_PROCESSES + rows // _ROWS_OF_A_PROCESS:
             raise TraceError(
                 f"{self.path.name} has {rows} GPU operations and calls of {processes} "
@@ -262,7 +304,12 @@ class Trace:
         return NotAssessed(reason, f"record with {recapture}")
 
     def _load(self, name: str) -> pl.DataFrame | Unavailable:
-        return self._loaded.get(name, lambda: self._file.load(name))
+        def load() -> pl.DataFrame | Unavailable:
+            part = self._part if name in CHOSEN_FROM else None
+            chosen = None if part is None else part.chosen.get(name)
+            return self._file.load(name, chosen)
+
+        return self._loaded.get(name, load)
 
     def _frame(self, name: str) -> pl.DataFrame:
         """The table, empty where it can't be had."""

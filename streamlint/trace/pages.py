@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from streamlint.machine import cpus
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 _Array = npt.NDArray[Any]
 _Ints = npt.NDArray[np.int64]
@@ -73,6 +78,16 @@ class IntColumn(NamedTuple):
 
     values: _Array
     valid: npt.NDArray[np.bool_] | None
+
+
+class Chosen(NamedTuple):
+    """Rows of a table: their numbers from 0, ascending, and how many rows there are.
+
+    ``heights`` has the latter for each batch of leaves, as `PageFile` reads them.
+    """
+
+    rows: _Ints
+    heights: _Ints
 
 
 def narrowed(values: _Array) -> tuple[_Array, npt.NDArray[np.bool_] | None]:
@@ -135,11 +150,17 @@ class PageFile:
         self._file.close()
 
     def read_int_columns(
-        self, root_page: int, columns: Sequence[int], narrow: Collection[int] = ()
+        self,
+        root_page: int,
+        columns: Sequence[int],
+        narrow: Collection[int] = (),
+        chosen: Chosen | None = None,
     ) -> list[IntColumn]:
         """Read integer columns of the table whose b-tree starts at `root_page`.
 
         Those in `narrow` come out as int32, NULL where they don't fit (`narrowed`).
+        Of rows that aren't `chosen` nothing is decoded, and of pages without such rows
+        nothing is read.
 
         A column is its position in CREATE TABLE. Never ask for an INTEGER PRIMARY KEY
         (stored as NULL, so it reads as NULL), for a column declared REAL (whole numbers
@@ -149,58 +170,76 @@ class PageFile:
         Raises UnsupportedLayout if a cell holds anything but an integer or NULL, spills
         to an overflow page or lacks the column, or if the pages are damaged.
         """
+        parts = _Parts(columns, narrow)
+        for _, found in self.batches(root_page, columns, narrow, chosen):
+            parts.add(found)
+        return parts.joined()
+
+    def batches(
+        self,
+        root_page: int,
+        columns: Sequence[int],
+        narrow: Collection[int] = (),
+        chosen: Chosen | None = None,
+    ) -> Iterator[tuple[int, list[IntColumn]]]:
+        """As `read_int_columns`, some thousands of rows at a time.
+
+        With how many rows there are where these come from, ``heights`` of `Chosen`.
+        Values that aren't narrow may be of fewer bits than 64.
+        """
         if self._file.closed or min(columns, default=0) < 0:
             raise ValueError("closed file or negative column")
         if not columns:
-            return []
+            return
         leaves = self._leaves(root_page)
         at = 100 if leaves[0] == 0 else 0
         most = max(1, _BATCH_BYTES // self._size)
-        batches = [leaves[i : i + most] for i in range(0, leaves.size, most)]
-        # Parts in the width that they are stored in, or None where all are valid.
-        values: dict[int, list[_Array]] = {column: [] for column in columns}
-        valid: dict[int, list[tuple[int, _Array | None]]] = {c: [] for c in columns}
-        for found in _mapped(
-            lambda numbers: self._batch(numbers, at, values, narrow), batches
-        ):
-            for column, data, some in found:
-                values[column].append(data)
-                valid[column].append((len(data), some))
-        joined = {
-            column: _joined(
-                values.pop(column), np.int32 if column in narrow else np.int64
+        batches = [_Batch(leaves[i : i + most]) for i in range(0, leaves.size, most)]
+        if chosen is not None:
+            _require(len(chosen.heights) == len(batches), "other pages than before")
+            first = np.cumsum(chosen.heights) - chosen.heights
+            bounds = np.searchsorted(
+                chosen.rows, np.append(first, chosen.heights.sum())
             )
-            for column in list(values)
-        }
-        return [IntColumn(joined[c], _all_valid(valid[c])) for c in columns]
+            batches = [
+                batch._replace(rows=chosen.rows[a:b] - start, height=height)
+                for batch, start, height, (a, b) in zip(
+                    batches, first, chosen.heights, pairwise(bounds), strict=True
+                )
+                if a < b
+            ]
+        yield from _mapped(
+            lambda batch: self._batch(batch, at, columns, narrow), batches
+        )
 
     def _batch(
-        self,
-        numbers: _Ints,
-        at: int,
-        columns: Collection[int],
-        narrow: Collection[int],
-    ) -> list[tuple[int, _Array, _Array | None]]:
-        """The columns of these leaves: position, values, and which are valid."""
-        size = self._size
+        self, batch: _Batch, at: int, columns: Sequence[int], narrow: Collection[int]
+    ) -> tuple[int, list[IntColumn]]:
+        """How many rows these leaves have, and their columns."""
+        numbers, size = batch.leaves, self._size
         buffer = np.zeros(numbers.size * size + _PADDING, np.uint8)
         pages = buffer[: numbers.size * size].reshape(-1, size)
         self._read(numbers, pages)
         counts = _cell_counts(pages, _LEAF, at, self._usable)
+        height = int(counts.sum())
         # A row takes a pointer, three lengths and a byte per column, so damaged
         # counts cannot ask for more than 8 bytes per byte of the file.
-        spent = int(counts.sum()) * (max(columns) + 6)
+        spent = height * (max(columns) + 6)
         _require(spent <= numbers.size * self._usable, "too many cells")
         starts = _cell_starts(pages, counts, at + 8, self._usable)
-        found: list[tuple[int, _Array, _Array | None]] = []
+        if batch.rows is not None:
+            _require(height == batch.height, "other rows than before")
+            starts = starts[batch.rows]
+        found: dict[int, IntColumn] = {}
         for column, kind, data in _fields(buffer, starts, size, self._usable, columns):
             some = kind != _NULL if kind.min() == _NULL else None
             if column in narrow:
                 data, fits = narrowed(data)
                 if fits is not None:
                     some = fits if some is None else fits & some
-            found.append((column, data, some))
-        return found
+            found[column] = IntColumn(data, some)
+        nothing = IntColumn(np.empty(0, np.int64), None)
+        return height, [found.get(column, nothing) for column in columns]
 
     def _read(self, numbers: _Ints, pages: _Bytes) -> None:
         """Read the pages of these numbers, from 0, into the rows of `pages`."""
@@ -263,7 +302,43 @@ def _page_size(header: bytes, *, immutable: bool) -> tuple[int, int]:
     return size, usable
 
 
-def _mapped(make: Callable[[_Ints], _T], batches: Sequence[_Ints]) -> Iterable[_T]:
+class _Batch(NamedTuple):
+    """Leaves to read at once: page numbers; the wanted rows, None for all `height`."""
+
+    leaves: _Ints
+    rows: _Ints | None = None
+    height: int = 0
+
+
+class _Parts:
+    """Columns of batches, put together at the end."""
+
+    def __init__(self, columns: Sequence[int], narrow: Collection[int]) -> None:
+        self._types = [np.int32 if c in narrow else np.int64 for c in columns]
+        # Parts in the width that they are stored in, or None where all are valid.
+        self._values: list[list[_Array]] = [[] for _ in columns]
+        self._valid: list[list[tuple[int, _Array | None]]] = [[] for _ in columns]
+
+    def add(self, found: list[IntColumn]) -> None:
+        """The columns of the next batch."""
+        for values, valid, (data, some) in zip(
+            self._values, self._valid, found, strict=True
+        ):
+            values.append(data)
+            valid.append((len(data), some))
+
+    def joined(self) -> list[IntColumn]:
+        """All of each column."""
+        columns: list[IntColumn] = []
+        for dtype, valid in zip(self._types, self._valid, strict=True):
+            # Nothing is twice in memory for longer than its turn.
+            columns.append(
+                IntColumn(_joined(self._values.pop(0), dtype), _all_valid(valid))
+            )
+        return columns
+
+
+def _mapped(make: Callable[[_Batch], _T], batches: Sequence[_Batch]) -> Iterable[_T]:
     """What ``make`` gives for each batch, in their order; in threads if that pays.
 
     Nearly all of the time is numpy's, which works side by side.
@@ -275,8 +350,15 @@ def _mapped(make: Callable[[_Ints], _T], batches: Sequence[_Ints]) -> Iterable[_
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(threads) as pool:
+        made: deque[Future[_T]] = deque()
         try:
-            yield from pool.map(make, batches)
+            for batch in batches:
+                made.append(pool.submit(make, batch))
+                # What is not taken as fast as it is made would fill the memory.
+                if len(made) > 2 * threads:
+                    yield made.popleft().result()
+            while made:
+                yield made.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -9,14 +9,16 @@ export was made with --include-json=true.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import polars as pl
 
+from streamlint.arrays import as_series
 from streamlint.errors import TraceError
 from streamlint.escape import without_home
+from streamlint.trace.pages import Chosen
 from streamlint.trace.reader import (
     ExportFile,
     Layout,
@@ -141,6 +143,17 @@ class ParquetFolder(ExportFile):
         """How many rows a table has."""
         return self._heights.get(self._source(table) or "", 0)
 
+    def times(self, table: TraceTable) -> tuple[int, int] | None:
+        """When the first and the last row of a table begin, if it has some."""
+        source = self._source(table)
+        if source is None or "start" not in self._schemas[source]:
+            return None
+        starts = self._frame(source, ["start"])["start"]
+        first, last = starts.min(), starts.max()
+        if isinstance(first, int) and isinstance(last, int):
+            return first, last
+        return None
+
     def _identities(self) -> dict[str, Identity]:
         return {name: identity(file) for name, file in self._files.items()}
 
@@ -189,8 +202,27 @@ class ParquetFolder(ExportFile):
         first = next(iter(self._schemas[source]), None)
         return first is None or not self._rows(source, first)
 
+    def _by_rows(self, source: str) -> bool:
+        return True
+
+    def _batches(
+        self, source: str, columns: Sequence[Column]
+    ) -> Iterator[tuple[int, list[pl.Series]]]:
+        frame = self._frame(source, [c.source for c in columns])
+        yield (
+            frame.height,
+            [_typed(frame[c.source], c.kind).alias(c.name) for c in columns],
+        )
+
+    def _takes_pages(self, layout: Layout, columns: Sequence[Column]) -> bool:
+        return False
+
     def _read(
-        self, source: str, layout: Layout, columns: Sequence[Column]
+        self,
+        source: str,
+        layout: Layout,
+        columns: Sequence[Column],
+        chosen: Chosen | None,
     ) -> list[pl.Series]:
         schema = self._schemas[source]
         # nsys stores blobs as texts here, which keep no byte above 127.
@@ -201,6 +233,8 @@ class ParquetFolder(ExportFile):
         }
         stored = [c.source for c in columns if c.name not in lost]
         frame = self._frame(source, list(dict.fromkeys(stored)))
+        if chosen is not None:
+            frame = frame[as_series(chosen.rows)]
         series: list[pl.Series] = []
         for column in columns:
             if column.name in lost:

@@ -11,9 +11,10 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -25,6 +26,7 @@ from streamlint.escape import HOME_SIGN, without_home
 from streamlint.intervals import Bools, Int64
 from streamlint.once import once
 from streamlint.trace.pages import (
+    Chosen,
     IntColumn,
     PageFile,
     UnsupportedLayout,
@@ -41,6 +43,8 @@ from streamlint.trace.tables import (
     TraceTable,
 )
 from streamlint.trace.untrusted import REEXPORT, Connection, is_plain_table
+
+_T = TypeVar("_T")
 
 _MAGIC = b"SQLite format 3\0"
 _LFS = b"version https://git-lfs"
@@ -216,6 +220,27 @@ class ExportFile:
             return most
         return min(last[0][0], most) if last and isinstance(last[0][0], int) else 0
 
+    def times(self, table: TraceTable) -> tuple[int, int] | None:
+        """When the first and the last stored row of a table begin, if it tells.
+
+        As rows are sorted by time in what nsys exports, about when all of it was.
+        """
+        source = self._source(table)
+        column = next((c.source for c in table.columns if c.name == "start_ns"), None)
+        if source is None or column not in self._layouts[source].columns:
+            return None
+        query = f"SELECT {_quoted(column)} FROM {_quoted(source)} ORDER BY rowid"
+        try:
+            with self._connection.reading():
+                ends = [
+                    self._connection.rows(f"{query} {way} LIMIT 1")
+                    for way in ("ASC", "DESC")
+                ]
+        except TraceError:  # damaged, or without row numbers
+            return None
+        found = [row[0] for rows in ends for row in rows if isinstance(row[0], int)]
+        return (found[0], found[1]) if len(found) == 2 else None
+
     def string(self, key: int) -> str | None:
         """The value of this key in StringIds."""
         known, values = self._strings
@@ -225,11 +250,61 @@ class ExportFile:
         value: str | None = values[at]
         return value
 
-    def load(self, name: str) -> pl.DataFrame | Unavailable:
+    def scan(
+        self, name: str, columns: Sequence[str], make: Callable[[pl.DataFrame, int], _T]
+    ) -> tuple[list[_T], Int64] | None:
+        """What ``make`` gives for some columns of a table, as stored, batch by batch.
+
+        It is told the number of the first row, as rows are stored. And how many rows
+        each batch has, for `Chosen`. Names come as keys of StringIds, columns that the
+        export lacks as null. None where the table is missing or can't be read row by
+        row.
+        """
+        table = TABLES[name]
+        source = self._source(table)
+        if source is None or not self._by_rows(source):
+            return None
+        layout = self._layouts[source]
+        present = [c for c in table.columns if c.source in layout.columns]
+        asked = [c for c in present if c.name in columns]
+        if any(c.kind not in WHOLE for c in asked) or any(
+            c.required and c not in present for c in table.columns
+        ):
+            return None
+        lacking = {
+            c.name: pl.lit(None, dtype=_storage(c.kind))
+            for c in table.columns
+            if c.name in columns and c not in asked
+        }
+
+        def made(batches: Iterable[tuple[int, list[pl.Series]]]) -> list[_T]:
+            first, found = 0, []
+            heights.clear()
+            for height, series in batches:
+                frame = pl.DataFrame(series).with_columns(**lacking).select(columns)
+                found.append(make(frame, first))
+                heights.append(height)
+                first += height
+            return found
+
+        heights: list[int] = []
+        found = None
+        if self._takes_pages(layout, present):
+            with suppress(UnsupportedLayout, OSError):
+                found = made(self._page_batches(layout, asked))
+            self._connection.refuse_change()
+        if found is None:
+            found = made(self._batches(source, asked))
+        return found, np.array(heights, np.int64)
+
+    def load(
+        self, name: str, chosen: Chosen | None = None
+    ) -> pl.DataFrame | Unavailable:
         """One table as a frame with the columns of `TABLES`, sorted by start.
 
         Columns that this export lacks are null. Rows without a usable time
         (end before start, or start 0) are dropped and counted in `invalid_rows`.
+        With ``chosen``, of these rows only.
         """
         table = TABLES[name]
         source = self._source(table)
@@ -240,7 +315,8 @@ class ExportFile:
             if column.required and column.source not in layout.columns:
                 return Unavailable(f"{source} has no column {column.source}")
         present = [c for c in table.columns if c.source in layout.columns]
-        found = {column.name: column for column in self._read(source, layout, present)}
+        read = self._read(source, layout, present, chosen)
+        found = {column.name: column for column in read}
         rows = len(next(iter(found.values())))
         frame = pl.DataFrame(
             [
@@ -253,17 +329,7 @@ class ExportFile:
     def _drop_invalid(self, table: TraceTable, frame: pl.DataFrame) -> pl.DataFrame:
         if "start_ns" not in frame.columns:
             return frame
-        # Arrays rather than expressions: an expression costs a small table more
-        # than its rows, and most tables need neither the filter nor the sort.
-        start = _filled(frame["start_ns"], _MAX_TIME)
-        # Not abs(): the least number has no positive counterpart.
-        usable = (start < _MAX_TIME) & (start > -_MAX_TIME)
-        if "end_ns" in frame.columns:
-            needed = any(c.name == "end_ns" and c.required for c in table.columns)
-            end = _filled(frame["end_ns"], _MAX_TIME if needed else 0)
-            usable &= (end < _MAX_TIME) & (end > -_MAX_TIME)
-            if needed:
-                usable &= (start != 0) & (end >= start)
+        usable = usable_times(table, frame)
         kept = frame if usable.all() else frame.filter(as_series(usable))
         self.invalid_rows[table.name] = frame.height - kept.height
         return _by_time(kept)
@@ -310,55 +376,113 @@ class ExportFile:
         return only(named, ~missing) if missing.any() else named
 
     def _read(
-        self, source: str, layout: Layout, columns: Sequence[Column]
+        self,
+        source: str,
+        layout: Layout,
+        columns: Sequence[Column],
+        chosen: Chosen | None,
     ) -> list[pl.Series]:
         whole = [c for c in columns if c.kind in WHOLE]
         other = [c for c in columns if c not in whole]
         series: dict[str, pl.Series] = {}
         paged = self.by_pages and not other
-        taken = self._read_pages(layout, whole) if paged else None
+        taken = self._read_pages(layout, whole, chosen) if paged else None
         if taken is not None:
             for column in whole:
                 # Nothing is twice in memory for longer than its turn.
                 series[column.name] = _as_series(column.name, taken.pop(0))
         else:
             # One cursor pass for all, so that the columns stay in step.
-            series.update(self._read_cursor(source, [*whole, *other]))
+            rows = None if chosen is None else chosen.rows
+            series.update(self._read_cursor(source, [*whole, *other], rows))
         for column in whole:
             if column.kind in NAMED:
                 series[column.name] = self._named(series[column.name], column.kind)
         return [series[c.name] for c in columns]
 
-    def _read_pages(
+    def _by_rows(self, source: str) -> bool:
+        """Whether the rows of a table have numbers, in whose order they are read."""
+        return self._layouts[source].plain
+
+    def _page_batches(
         self, layout: Layout, columns: Sequence[Column]
+    ) -> Iterator[tuple[int, list[pl.Series]]]:
+        with PageFile(self._readable) as pages:
+            places = _positions(layout, columns)
+            for height, found in pages.batches(layout.root_page, *places):
+                yield (
+                    height,
+                    [
+                        _as_series(c.name, one).cast(_storage(c.kind))
+                        for c, one in zip(columns, found, strict=True)
+                    ],
+                )
+
+    def _batches(
+        self, source: str, columns: Sequence[Column]
+    ) -> Iterator[tuple[int, list[pl.Series]]]:
+        """Columns of a table, as `scan` has them, in the order of the rows."""
+        for series in self._cursor_chunks(source, columns, in_order=True):
+            yield len(series[0]), series
+
+    def _takes_pages(self, layout: Layout, columns: Sequence[Column]) -> bool:
+        """Whether the page reader may be able to read these columns."""
+        return (
+            self.by_pages
+            and layout.plain
+            and all(c.kind in WHOLE and c.source != layout.rowid_alias for c in columns)
+        )
+
+    def _read_pages(
+        self, layout: Layout, columns: Sequence[Column], chosen: Chosen | None
     ) -> list[IntColumn] | None:
-        if not layout.plain or any(c.source == layout.rowid_alias for c in columns):
+        if not self._takes_pages(layout, columns):
             return None
-        indexes = [layout.columns[c.source] for c in columns]
-        narrow = [layout.columns[c.source] for c in columns if c.kind is Kind.ID]
         try:
             with PageFile(self._readable) as pages:
-                return pages.read_int_columns(layout.root_page, indexes, narrow)
+                return pages.read_int_columns(
+                    layout.root_page, *_positions(layout, columns), chosen
+                )
         except (UnsupportedLayout, OSError):
             return None  # the cursor says what is wrong
         finally:
             self._connection.refuse_change()
 
     def _read_cursor(
-        self, source: str, columns: Sequence[Column]
+        self, source: str, columns: Sequence[Column], rows: Int64 | None
     ) -> dict[str, pl.Series]:
-        names = ", ".join(_quoted(c.source) for c in columns)
         parts: list[list[pl.Series]] = [
             [pl.Series(c.name, [], dtype=_storage(c.kind))] for c in columns
         ]
+        first = 0
+        in_order = rows is not None
+        for found in self._cursor_chunks(source, columns, in_order=in_order):
+            height = len(found[0])
+            if rows is not None:
+                a, b = np.searchsorted(rows, [first, first + height])
+                kept = as_series(rows[a:b] - first)
+                found = [series.gather(kept) for series in found]
+            first += height
+            for part, series in zip(parts, found, strict=True):
+                part.append(series)
+        return {c.name: pl.concat(part) for c, part in zip(columns, parts, strict=True)}
+
+    def _cursor_chunks(
+        self, source: str, columns: Sequence[Column], *, in_order: bool
+    ) -> Iterator[list[pl.Series]]:
+        """Columns some thousands of rows at a time, ``in_order`` of their numbers."""
+        names = ", ".join(_quoted(c.source) for c in columns)
         query = f"SELECT {names} FROM {_quoted(source)}"
+        if in_order:
+            query += " ORDER BY rowid"
         with self._connection.reading():
             for rows in self._connection.chunks(query):
-                for part, column, values in zip(
-                    parts, columns, zip(*rows, strict=True), strict=True
-                ):
-                    part.append(_clean_series(column, values))
-        return {c.name: pl.concat(part) for c, part in zip(columns, parts, strict=True)}
+                yield [
+                    _clean_series(column, values)
+                    for column, values in zip(
+                        columns, zip(*rows, strict=True), strict=True
+                    )
+                ]
 
     def _source(self, table: TraceTable) -> str | None:
         return next((s for s in table.sources if s in self._layouts), None)
@@ -508,6 +632,32 @@ def _copied_with_side_files(path: Path) -> tempfile.TemporaryDirectory[str]:
             hint="set TMPDIR to a folder with free space, or " + REEXPORT,
         ) from error
     return folder
+
+
+def _positions(
+    layout: Layout, columns: Sequence[Column]
+) -> tuple[list[int], list[int]]:
+    """Where these columns are in their table, and which of them are narrow."""
+    return (
+        [layout.columns[c.source] for c in columns],
+        [layout.columns[c.source] for c in columns if c.kind is Kind.ID],
+    )
+
+
+def usable_times(table: TraceTable, frame: pl.DataFrame) -> Bools:
+    """Which rows have usable times; ``frame`` has start_ns, and end_ns if at all."""
+    # Arrays rather than expressions: an expression costs a small table more
+    # than its rows, and most tables need neither the filter nor the sort.
+    start = _filled(frame["start_ns"], _MAX_TIME)
+    # Not abs(): the least number has no positive counterpart.
+    usable = (start < _MAX_TIME) & (start > -_MAX_TIME)
+    if "end_ns" in frame.columns:
+        needed = any(c.name == "end_ns" and c.required for c in table.columns)
+        end = _filled(frame["end_ns"], _MAX_TIME if needed else 0)
+        usable &= (end < _MAX_TIME) & (end > -_MAX_TIME)
+        if needed:
+            usable &= (start != 0) & (end >= start)
+    return usable
 
 
 def _quoted(name: str) -> str:
