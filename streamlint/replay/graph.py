@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import compress, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -20,7 +20,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from streamlint.arrays import as_series, ascending, stable_order
+from streamlint.arrays import as_series, ascending, numbered, stable_order
 from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64
 from streamlint.replay.schedule import NEVER, OPERATION
@@ -167,14 +167,17 @@ def _calls(trace: Trace) -> pl.DataFrame:
     if trace.whole_times is not None:
         since, until = trace.whole_times
         there &= (pl.col("end_ns") >= since) & (pl.col("start_ns") < until)
-    return (
+    calls = (
         trace.runtime_calls.lazy()
         .filter(there)
         .select("pid", "tid", "start_ns", "end_ns", "correlation_id", "kind")
-        .sort("start_ns", "end_ns", maintain_order=True)
-        .with_columns(pl.int_range(pl.len()).alias("call_index"))
         .collect()
     )
+    later = np.diff(column(calls, "start_ns"))
+    longer = np.diff(column(calls, "end_ns")) >= 0
+    if not ((later > 0) | ((later == 0) & longer)).all():
+        calls = calls.sort("start_ns", "end_ns", maintain_order=True)
+    return calls.with_columns(pl.int_range(pl.len()).alias("call_index"))
 
 
 def _with_records(trace: Trace) -> pl.DataFrame:
@@ -262,11 +265,15 @@ class _Sorted(NamedTuple):
     active: Bools
 
     def of(self, begin: int, end: int) -> _Sorted:
-        """Those of the nodes from ``begin`` to before ``end``, in place."""
+        """Those of the nodes from ``begin`` to before ``end``, which count from 0.
+
+        Views, but for the numbers of nodes.
+        """
         first = self.first[begin : end + 1]
         rows = slice(first[0], first[-1])
-        arrays: list[Any] = [first - first[0], *(values[rows] for values in self[1:])]
-        return _Sorted(*arrays)
+        arrays: list[Any] = [values[rows] for values in self[2:]]
+        node = self.node[rows] - begin if begin else self.node[rows]
+        return _Sorted(first - first[0], node, *arrays)
 
 
 class _Builder:
@@ -435,6 +442,11 @@ class _Builder:
             return
         targets = self._records_of(self.trace.event_waits)
         is_null = self._places_with("stream_kind", "null")
+
+        @cache
+        def order(pid: object, stream: object) -> Int64:
+            return self.order[self.stream[pid, stream].rows]
+
         for row in groups(targets, "pid", "stream_id", "recorded_stream_id"):
             (pid, stream, recorded), waits = row
             waiting, source = (
@@ -443,8 +455,8 @@ class _Builder:
             )
             if waiting is None or source is None:
                 continue
-            first = _before(self.order[waiting.rows], column(waits, "start_ns"))
-            count = _before(self.order[source.rows], column(waits, "recorded_ns"))
+            first = _before(order(pid, stream), column(waits, "start_ns"))
+            count = _before(order(pid, recorded), column(waits, "recorded_ns"))
             # A record on the NULL stream is a member of that stream itself.
             null = int(is_null[self.place[source.rows[0]]])
             count = np.minimum(count + null, len(source.rows))
@@ -577,7 +589,7 @@ class _Builder:
         key = ["pid", "tid", "start_ns"]
         waits = self.trace.synchronizations
         waiting = (
-            self.calls.select(*key, "call_index")
+            starting_with(self.calls.select(*key, "call_index"), waits)
             .join(waits, on=key, how="semi", maintain_order="left")
             .unique(key, keep="first")
         )
@@ -699,7 +711,7 @@ class _Builder:
         every = self._sorted()
         of_ops = every.of(0, number_ops)
         of_calls = every.of(number_ops, len(every.first) - 1)
-        call = of_calls.node - number_ops
+        call = of_calls.node
         slack = self.call_end[call] - of_calls.done
         copies = of_calls.active & (of_calls.kind == Edge.COPY)
         for some in (copies & (slack < 0), copies & (slack >= 0)):
@@ -862,39 +874,27 @@ class _Builder:
         since = self.start - self.call_start[call]
         call[(call >= 0) & (since < 0)] = -1
         idle = (call >= 0) & (free_at <= self.call_start[call])
-        kind, kinds = _numbered(self.calls, "kind")
-        engine, engines = self._engine_codes
+        kind = self.calls["kind"].to_physical().cast(pl.Int64).to_numpy()
         # Operations without a call are a kind of their own, the last one.
-        made = np.append(kind, len(kinds))[self.issued_by]
-        sort = engine[self.place] * (len(kinds) + 1) + made
-        learned = (
-            pl.DataFrame(
-                [
-                    as_series(sort, "sort"),
-                    as_series(idle, "idle"),
-                    as_series(self.start - self.call_end[call], "tail"),
-                    as_series(since, "since"),
-                ]
-            )
-            .group_by("sort")
-            .agg(
-                pl.col("tail").filter("idle").median().fill_null(0).cast(pl.Int64),
-                pl.col("idle").sum().cast(pl.Int64),
-                pl.col("since").quantile(0.05).fill_null(0).cast(pl.Int64),
-            )
-        )
-        table = np.zeros((3, engines * (len(kinds) + 1)), dtype=np.int64)
-        table[:, learned["sort"].to_numpy()] = learned.drop("sort").to_numpy().T
-        tail, samples, least = table[:, sort]
+        made = np.append(kind, kind.max() + 1)
+        engine, engines = self._engine_codes
+        sort = engine[self.place] * (made[-1] + 1) + made[self.issued_by]
+        sorts = engines * int(made[-1] + 1)
+        tails = self.start[idle] - self.call_end[call[idle]]
+        tail = _of_sorts(sort[idle], tails, sorts, pl.col("ns").median())
+        rare = (np.bincount(sort[idle], minlength=sorts) < MIN_SAMPLES)[sort]
+        least = _of_sorts(sort[rare], since[rare], sorts, pl.col("ns").quantile(0.05))
         duration = self.call_end[call] - self.call_start[call]
-        unknown = np.where(idle, since, np.minimum(least, duration))
-        plain = np.where(samples >= MIN_SAMPLES, duration + tail, unknown).clip(0)
+        plain = duration + tail[sort]
+        unknown = np.minimum(least[sort[rare]], duration[rare])
+        plain[rare] = np.where(idle[rare], since[rare], unknown)
+        plain = plain.clip(0)
         plain[self._places_with("kind", "record")[self.place]] = 0
         return call, np.minimum(plain, since), plain
 
     def _threads(self) -> tuple[Indexes, Int64, Indexes, Int64]:
         """Chains of calls: previous call, host time since, and handovers."""
-        thread, first = _numbered(self.calls, "pid", "tid")
+        thread, first = numbered(self.calls["pid"], self.calls["tid"])
         previous = np.full(len(thread), -1, dtype=np.int32)
         order = stable_order(thread, len(first))
         same = thread[order[1:]] == thread[order[:-1]]
@@ -972,10 +972,22 @@ class _Builder:
         parts = int(part.max(initial=0)) + 1
         if parts == 1:
             return kinds, indexes, np.array([0, len(kinds)])
-        of_event = part[indexes + np.where(kinds == OPERATION, 0, len(self.start))]
-        order = stable_order(of_event.astype(np.int64), parts)
+        part_of_op, part_of_call = np.split(part, [len(self.start)])
+        of_event = np.empty(len(kinds), dtype=np.int64)
+        of_event[at] = part_of_op[order]
+        of_event[of_call] = part_of_call[events >> 1]
+        order = stable_order(of_event, parts)
         bounds = np.searchsorted(of_event[order], np.arange(parts + 1))
         return kinds[order], indexes[order], bounds
+
+
+def _of_sorts(sort: Int64, times: Int64, sorts: int, of_one: pl.Expr) -> Int64:
+    """What ``of_one`` makes of the times (ns) of each sort, 0 where it has none."""
+    columns = [as_series(sort, "sort"), as_series(times, "ns")]
+    made = pl.DataFrame(columns).group_by("sort").agg(of_one.cast(pl.Int64))
+    table = np.zeros(sorts, dtype=np.int64)
+    table[made["sort"].to_numpy()] = made["ns"].to_numpy()
+    return table
 
 
 def _index(values: Int64 | Indexes) -> Indexes:
@@ -1068,8 +1080,9 @@ def _settled(
     late[bound] = 0
     residual = exact[bound] - highest[better]
     # The first constraint that reaches the bound of its node.
-    sizes = (held.first[1:] - held.first[:-1])[filled]
-    reaches = np.flatnonzero(through == np.repeat(highest, sizes))
+    latest = np.empty(len(exact), dtype=np.int64)
+    latest[filled] = highest
+    reaches = np.flatnonzero(through == latest[held.node])
     node = held.node[reaches]
     first = reaches[np.append(True, node[1:] != node[:-1])[: len(reaches)]]
     within = residual <= limit_ns
