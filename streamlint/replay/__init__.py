@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -13,6 +12,7 @@ import polars as pl
 from streamlint.arrays import ascending
 from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64
+from streamlint.once import once
 from streamlint.replay.graph import (
     Edge,
     Graph,
@@ -75,7 +75,7 @@ class Replay:
         since_ns = min(first_op, first_call)
         return evaluate(_changed(graph, changes), self.recorded, parts, since_ns)
 
-    @cached_property
+    @once
     def plain(self) -> Schedule:
         """The schedule of the bare model, with usual latencies only."""
         graph = self.graph
@@ -92,7 +92,7 @@ class Replay:
         parts = range(len(graph.event_bounds) - 1)
         return evaluate(graph, self.recorded, parts)
 
-    @cached_property
+    @once
     def error(self) -> float:
         """How far the bare model is off: its GPU span over the recorded one, less 1."""
         recorded, plain = self.span_ns(self.recorded), self.span_ns(self.plain)
@@ -173,7 +173,7 @@ class Replay:
         found = np.concatenate(on)
         return found[np.isin(graph.kind[found], numbers)]
 
-    @cached_property
+    @once
     def in_streams(self) -> tuple[Int64, Indexes, Indexes]:
         """Constraints of the order of streams: indexes, operations, those before."""
         graph = self.graph
@@ -205,12 +205,12 @@ class Replay:
             call = int(made[recorded.call_end[made].argmax()])
         return _Held(ops, first, end, call)
 
-    @cached_property
+    @once
     def _by_start(self) -> pl.DataFrame:
         ops = self.graph.ops.select("pid", "correlation_id", "start_ns", "op")
         return ops.sort("start_ns", maintain_order=True)
 
-    @cached_property
+    @once
     def _by_call(self) -> tuple[Int64, Indexes]:
         """Operations in the order of the calls that issued them, and these calls."""
         order: Int64 = np.argsort(self.graph.issue_call, kind="stable")
