@@ -335,9 +335,16 @@ def test_passes_are_compiled_once_enough_was_interpreted(
 def test_only_what_can_change_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     replay = replay_of(_trace("misc"))
     graph = replay.graph
+    at = [*schedule_module._COLUMNS].index("op_duration")
     ran: list[tuple[int, int]] = []
+
+    def run(first: int, last: int, *columns: np.ndarray) -> None:
+        ran.append((first, last))
+        # In a copy: another rule may ask the graph meanwhile.
+        assert (columns[at] != graph.op_duration).sum() == 1
+
     made = Future[object]()
-    made.set_result(lambda first, last, *_: ran.append((first, last)))
+    made.set_result(run)
     monkeypatch.setattr(schedule_module, "_compiling", lambda: made)
     monkeypatch.setattr(schedule_module, "COMPILED_FROM", 0)
     for op in (0, len(graph.op_start) // 2):

@@ -75,8 +75,7 @@ class Replay:
         since_ns = min(first_op, first_call)
         return evaluate(_changed(graph, changes), self.recorded, parts, since_ns)
 
-    @once
-    def plain(self) -> Schedule:
+    def _plain(self) -> Schedule:
         """The schedule of the bare model, with usual latencies only."""
         graph = self.graph
         bare = replace(
@@ -95,7 +94,7 @@ class Replay:
     @once
     def error(self) -> float:
         """How far the bare model is off: its GPU span over the recorded one, less 1."""
-        recorded, plain = self.span_ns(self.recorded), self.span_ns(self.plain)
+        recorded, plain = self.span_ns(self.recorded), self.span_ns(self._plain())
         return plain / recorded - 1.0 if recorded else 0.0
 
     def span_ns(self, schedule: Schedule) -> int:
