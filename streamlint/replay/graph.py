@@ -24,10 +24,11 @@ from streamlint.arrays import as_series, ascending, numbered, stable_order
 from streamlint.changes import Change
 from streamlint.intervals import Bools, Int64
 from streamlint.replay.schedule import NEVER, OPERATION
-from streamlint.steady import column, distinct, groups
+from streamlint.steady import column, distinct, groups, in_time
 from streamlint.trace.calls import HOST_WAITS
 from streamlint.trace.lookup import first_rows
 from streamlint.trace.model import Trace
+from streamlint.trace.part import MARGIN_NS
 
 HANDOVER_NS = 10_000
 """What an operation starts later than its last constraint still belongs to it."""
@@ -158,15 +159,8 @@ def build(trace: Trace) -> Graph:
 
 
 def _calls(trace: Trace) -> pl.DataFrame:
-    """Outermost calls in the order of their starts, with their index.
-
-    Of a part of a trace those from when on none is left out: a thread would seem to
-    think for as long as the others took, and waits to wait for nothing.
-    """
-    there = ~pl.col("nested") & (pl.col("kind") != "noise")
-    if trace.whole_times is not None:
-        since, until = trace.whole_times
-        there &= (pl.col("end_ns") >= since) & (pl.col("start_ns") < until)
+    """Outermost calls in the order of their starts, with their index."""
+    there = _around_time(trace) & ~pl.col("nested") & (pl.col("kind") != "noise")
     calls = (
         trace.runtime_calls.lazy()
         .filter(there)
@@ -178,6 +172,26 @@ def _calls(trace: Trace) -> pl.DataFrame:
     if not ((later > 0) | ((later == 0) & longer)).all():
         calls = calls.sort("start_ns", "end_ns", maintain_order=True)
     return calls.with_columns(pl.int_range(pl.len()).alias("call_index"))
+
+
+def _around_time(trace: Trace) -> pl.Expr:
+    """Calls near the times of the scope, from the launch of what starts in them on.
+
+    Others aren't replayed, and what they launched starts when it did: where a part of a
+    trace is read not all of them are known, and the threads that made them would seem
+    to think instead, or to wait for nothing.
+    """
+    near = pl.lit(value=True)
+    if trace.settings.scope.time is None:
+        return near
+    start, end = trace.settings.scope.time
+    if start is not None:
+        issued = pl.col("issue_ns").filter(in_time(trace)).min()
+        first = trace.gpu_ops.select(issued).item()
+        since = start - MARGIN_NS
+        since = since if first is None else min(since, first)
+        near &= pl.col("end_ns") >= since
+    return near if end is None else near & (pl.col("start_ns") < end + MARGIN_NS)
 
 
 def _with_records(trace: Trace) -> pl.DataFrame:

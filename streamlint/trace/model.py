@@ -148,11 +148,6 @@ class Trace:
         """Rows of calls and GPU work that were not read, and what they count for."""
         return NOTHING if self._part is None else self._part.left_out
 
-    @property
-    def whole_times(self) -> tuple[int, int] | None:
-        """From when until when nothing is left out; None where nothing is at all."""
-        return None if self._part is None else self._part.times
-
     def limit(self, threshold: Threshold[_Number]) -> _Number:
         """The value of a rule's threshold for this trace."""
         return self._settings.limit(threshold)

@@ -83,11 +83,10 @@ NOTHING = LeftOut({})
 
 
 class Part(NamedTuple):
-    """The rows to read, by table, what that leaves out, and when all is read."""
+    """The rows to read, by table, and what that leaves out."""
 
     chosen: Mapping[str, Chosen]
     left_out: LeftOut
-    times: tuple[int, int]
 
 
 def unrecorded_ids(ids: Int64) -> int:
@@ -115,7 +114,9 @@ def part_of(file: ExportFile, start_ns: int | None, end_ns: int | None) -> Part 
     work = _work(file)
     if work is None or not work.rows.height:
         return None
-    return _Choice(calls, work, start, end).part(_records(file))
+    choice = _Choice(calls, work, start, end)
+    del calls, work
+    return choice.part(_records(file))
 
 
 # What there is --------------------------------------------------------------------
@@ -214,8 +215,8 @@ def _calls(
     if scanned is None or not scanned[0]:
         return None
     read_rows, heights = scanned
-    rows = pl.concat([kept for kept, _ in read_rows])
-    others = pl.concat([left for _, left in read_rows])
+    rows = _joined([kept for kept, _ in read_rows])
+    others = _joined([left for _, left in read_rows])
     if rows["pid"].null_count() or others["pid"].null_count():
         return None
     stored = Chosen(rows.drop_in_place("row").to_numpy(), heights)
@@ -251,10 +252,19 @@ def _work(file: ExportFile) -> _Scanned | None:
         stored[name] = Chosen(np.arange(heights.sum(), dtype=np.int64), heights)
     if not parts:
         return None
-    rows = pl.concat(parts)
+    rows = _joined(parts)
     if rows["pid"].null_count():
         return None
     return _Scanned(rows, stored, rows.clear().select(_KEY))
+
+
+def _joined(frames: list[pl.DataFrame]) -> pl.DataFrame:
+    """The frames below each other; takes their columns away from them."""
+    columns = [
+        pl.concat([frame.drop_in_place(name) for frame in frames], rechunk=True)
+        for name in frames[0].columns
+    ]
+    return pl.DataFrame(columns)
 
 
 def _work_of(number: int, found: pl.DataFrame, first: int) -> pl.DataFrame:
@@ -316,7 +326,8 @@ class _Choice:
 
     ``ops`` are those of GPU work that are usable, with what launched them: tid, kind,
     issue_ns and issued_ns (from when until when), alone (nothing did; issued at its
-    start). ``launched_by`` are the calls that do issue work, one an id.
+    start). ``launches`` are the calls that issue work, one an id. Both are millions of
+    rows: what isn't needed any more is dropped.
     """
 
     def __init__(
@@ -325,22 +336,16 @@ class _Choice:
         self.start_ns, self.end_ns = start_ns, end_ns
         self.scanned_calls, self.scanned_work = calls, work
         self.calls = calls.rows
-        issuing = self.calls.select(
-            pl.col("usable") & (pl.col("kind") >= _WORK)
-        ).to_series()
-        keys = self.calls.select(*_KEY, "twice", "start_ns", "end_ns")
-        keys = keys.with_row_index("call").filter(issuing)
-        if keys["twice"].any() or not keys["start_ns"].is_sorted():
-            keys = keys.sort("twice", "start_ns", "end_ns", maintain_order=True)
-        keys = keys.select("call", *_KEY)
-        ascending = (
-            np.diff(_of_process(keys, pid)["correlation_id"].to_numpy()) > 0
-            for pid in keys["pid"].unique()
+        launches = self.calls.lazy().with_row_index("call")
+        launches = launches.filter(
+            pl.col("usable") & ~pl.col("twice") & (pl.col("kind") >= _WORK)
         )
-        if not all(steps.all() for steps in ascending):
-            first = first_rows(keys, keys) == np.arange(keys.height)
-            keys = keys.filter(as_series(first))
-        self.launches = keys
+        if not self.calls["start_ns"].is_sorted():
+            launches = launches.sort("start_ns", "end_ns", maintain_order=True)
+        keys = launches.select("call", *_KEY).collect()
+        first = _Finder(keys).rows(keys) == np.arange(keys.height, dtype=np.int32)
+        self.launches = keys if first.all() else keys.filter(as_series(first))
+        keys = self.launches
         ops = work.rows.with_row_index("op")
         if not ops["usable"].all():
             ops = ops.filter("usable")
@@ -363,10 +368,18 @@ class _Choice:
         self.made = _Finder(self.ops).rows(keys)
         """For each launch its first operation, or -1."""
 
+    def _forget_times(self) -> None:
+        """Keep of GPU work what is looked at once it is known when all is read."""
+        self.alone = self.ops.filter("alone").select(_KEY)
+        self.ops = self.ops.select("op")
+        rows = self.scanned_work.rows.select(*_KEY, "table", "usable", "node")
+        self.scanned_work = self.scanned_work._replace(rows=rows)
+
     def part(self, records: pl.DataFrame) -> Part:
         """The rows to read; ``records`` are ids of event records."""
         since, until = self._around()
         ops = self._ops_kept(since, until)
+        self._forget_times()
         calls = self._calls_kept(since, until, ops)
         chosen = {
             name: _some(stored, calls)
@@ -375,8 +388,7 @@ class _Choice:
         table = self.scanned_work.rows["table"].to_numpy()
         for name, stored in self.scanned_work.stored.items():
             chosen[name] = _some(stored, ops[table == _OPS.index(name)])
-        left_out = self._left_out(calls, ops, records)
-        return Part(chosen, left_out, (since, until))
+        return Part(chosen, self._left_out(calls, ops, records))
 
     def _around(self) -> tuple[int, int]:
         """From when until when everything is read.
@@ -563,7 +575,7 @@ class _Choice:
         """How many ids have no row, by process."""
         frames = [
             # All ids of launches are those of calls.
-            self.ops.filter("alone").select(_KEY),
+            self.alone,
             self.calls.filter("usable").select(_KEY),
             self.scanned_calls.others,
             records,
