@@ -40,7 +40,7 @@ from streamlint.where import notes
 
 _ALL = Policy()
 
-ROW_BYTES, ROW_BYTES_NO_REPLAY = 650, 420
+ROW_BYTES, ROW_BYTES_NO_REPLAY = 620, 380
 """Memory of a lint at its peak for each row that it reads (`Trace.rows`).
 
 Measured on generated traces of a million kernels (docs/benchmarks.md); of larger ones
