@@ -303,6 +303,7 @@ def test_compiled_and_plain_passes_agree(monkeypatch: pytest.MonkeyPatch) -> Non
     pytest.importorskip("numba")
     replay = replay_of(_trace("misc"))
     change = [Change(drop=replay.constraints(Edge.WAIT, Edge.STREAM))]
+    monkeypatch.setattr(schedule_module, "_is_prepared", False)
     monkeypatch.setattr(schedule_module, "COMPILED_FROM", 1 << 60)
     plain = replay.run(change)
     monkeypatch.setattr(schedule_module, "COMPILED_FROM", 0)
@@ -326,10 +327,35 @@ def test_passes_are_compiled_once_enough_was_interpreted(
     made.set_result(run)
     monkeypatch.setattr(schedule_module, "_compiling", lambda: made)
     monkeypatch.setattr(schedule_module, "_interpreted", 0)
+    monkeypatch.setattr(schedule_module, "_is_prepared", False)
     monkeypatch.setattr(schedule_module, "COMPILED_FROM", 3 * events)
     for _ in range(4):
         replay.run()
     assert compiled == [events, events]
+
+
+def test_a_large_graph_is_compiled_from_the_first_pass_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trace = _trace("misc")
+    asked: list[str] = []
+    made = Future[object]()
+    made.set_result(lambda *columns: asked.append("run"))
+
+    def compiling() -> Future[object]:
+        asked.append("compile")
+        return made
+
+    monkeypatch.setattr(schedule_module, "_compiling", compiling)
+    monkeypatch.setattr(schedule_module, "_is_prepared", False)
+    monkeypatch.setattr(schedule_module, "COMPILED_FROM", 1 << 60)
+    nodes = trace.runtime_calls.height + trace.gpu_ops.height
+    monkeypatch.setattr(schedule_module, "AHEAD_FROM", nodes + 1)
+    _replay("misc").run()
+    assert asked == []
+    monkeypatch.setattr(schedule_module, "AHEAD_FROM", nodes)
+    _replay("misc").run()
+    assert asked == ["compile", "compile", "run"]
 
 
 def test_only_what_can_change_is_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:

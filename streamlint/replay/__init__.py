@@ -246,7 +246,6 @@ def replayed(
 
 
 def _replay_of(trace: Trace) -> Replay:
-    # Every call and operation is an event, and some calls are two.
     prepare(trace.runtime_calls.height + trace.gpu_ops.height)
     graph = build(trace)
     if trace.settings.scope.time is None:

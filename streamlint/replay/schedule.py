@@ -30,7 +30,14 @@ COMPILED_FROM = 600_000
 Interpreting so many takes about the time that compiling does: no process takes more
 than twice as long as the better way would have.
 """
+AHEAD_FROM = 100_000
+"""Calls and operations of a trace from which on compiling begins beside the building.
+
+A trace of 40,000 kernels and 28 passes takes 1.8 s with its replay, else 3.0 s; one
+with few passes loses a part of the second that compiling takes.
+"""
 _interpreted = 0
+_is_prepared = False
 _ONE_AT_A_TIME = Lock()
 _COLUMNS = {
     "event_kind": "int8",
@@ -91,7 +98,8 @@ def evaluate(
         for name, dtype in _COLUMNS.items()
     ]
     events = _interpreted + sum(last - first for first, last in slices)
-    run = _compiling().result() if events >= COMPILED_FROM else None
+    compiles = _is_prepared or events >= COMPILED_FROM
+    run = _compiling().result() if compiles else None
     if run is None:
         _interpreted = events
         # Lists are several times faster than arrays to a plain interpreter.
@@ -120,9 +128,11 @@ def _events_since(
     return first + bisect_left(range(first, last), instant, key=happened), last
 
 
-def prepare(events: int) -> None:
-    """Begin to compile the pass, if so many events are to be evaluated."""
-    if events >= COMPILED_FROM:
+def prepare(nodes: int) -> None:
+    """Begin to compile the pass, if a graph of so many nodes is being built."""
+    global _is_prepared
+    if nodes >= AHEAD_FROM:
+        _is_prepared = True
         _compiling()
 
 
