@@ -18,8 +18,15 @@ Rows: TypeAlias = npt.NDArray[np.int32]
 Numbers: TypeAlias = npt.NDArray[Any]
 _SPREAD = 16
 """A table of so many places for each row is fast to make and to look up."""
+_SLICE = 1 << 20
+_NONE = np.empty(0, dtype=np.int32)
 _FEWER = 4
 """From so many times fewer ids on, the others are sorted out by them first."""
+
+
+def pid_of(column: str) -> pl.Expr:
+    """The pid in a serialized global id of nsys."""
+    return ((pl.col(column) // 2**24) % 2**24).cast(pl.Int32).alias("pid")
 
 
 def first_rows(frame: pl.DataFrame, wanted: pl.DataFrame) -> Rows:
@@ -27,32 +34,45 @@ def first_rows(frame: pl.DataFrame, wanted: pl.DataFrame) -> Rows:
 
     Both have pid and correlation_id. A row without an id is like no other.
     """
-    found = np.full(wanted.height, -1, dtype=np.int32)
     rows, pids, ids = _keyed(frame)
-    wanted_rows, wanted_pids, wanted_ids = _keyed(wanted)
-    if not len(rows) or not len(wanted_rows):
-        return found
-    if len(rows) > _FEWER * len(wanted_rows):
-        some = _among(ids, wanted_ids)
+    if len(rows) > _FEWER * wanted.height:
+        _, _, wanted_ids = _keyed(wanted)
+        some = np.flatnonzero(_among(ids, wanted_ids)) if len(wanted_ids) else _NONE
         rows, pids, ids = rows[some], pids[some], ids[some]
-    elif len(wanted_rows) > _FEWER * len(rows):
-        some = _among(wanted_ids, ids)
-        wanted_rows, wanted_pids, wanted_ids = (
-            each[some] for each in (wanted_rows, wanted_pids, wanted_ids)
-        )
-    if not len(rows) or not len(wanted_rows):
+    if not len(rows):
+        return np.full(wanted.height, -1, dtype=np.int32)
+    first = _First(rows, pids, ids)
+    slices = wanted.select("pid", "correlation_id").iter_slices(_SLICE)
+    return np.concatenate([_NONE, *map(first.of, slices)])
+
+
+class _First:
+    """The first rows of keys."""
+
+    def __init__(self, rows: Rows, pids: Numbers, ids: Numbers) -> None:
+        most = _SPREAD * len(rows)
+        self._pids, self._ids = _Ranks(pids, 1), _Ranks(ids, most)
+        keys = self._key(pids, ids)
+        self._keys = _Ranks(keys, most)
+        self._rows = np.full(self._keys.count, -1, dtype=np.int32)
+        # Of several the last one that is set stays.
+        self._rows[self._keys.of(keys)[::-1]] = rows[::-1]
+
+    def of(self, wanted: pl.DataFrame) -> Rows:
+        """For each row of ``wanted`` the first one with its key, or -1."""
+        found = np.full(wanted.height, -1, dtype=np.int32)
+        rows, pids, ids = _keyed(wanted)
+        ranks = self._keys.of(self._key(pids, ids))
+        found[rows] = np.where(ranks < 0, -1, self._rows[ranks])
         return found
-    most = _SPREAD * len(rows)
-    pids, wanted_pids, _ = _ranked(pids, wanted_pids, 1)
-    ids, wanted_ids, count = _ranked(ids, wanted_ids, most)
-    lacking = (wanted_pids < 0) | (wanted_ids < 0)
-    keys, wanted_keys = pids * count + ids, wanted_pids * count + wanted_ids
-    keys, wanted_keys, count = _ranked(keys, wanted_keys, most)
-    first = np.full(count, -1, dtype=np.int32)
-    first[keys[::-1]] = rows[::-1]  # of several the last one that is set stays
-    lacking |= wanted_keys < 0
-    found[wanted_rows] = np.where(lacking, -1, first[wanted_keys])
-    return found
+
+    def _key(self, pids: Numbers, ids: Numbers) -> Numbers:
+        """One number a key, -1 where either is unknown."""
+        pids, ids = self._pids.of(pids), self._ids.of(ids)
+        keys: Numbers = np.where(
+            (pids < 0) | (ids < 0), -1, pids * self._ids.count + ids
+        )
+        return keys
 
 
 def _among(ids: Numbers, others: Numbers) -> Numbers:
@@ -67,23 +87,28 @@ def _among(ids: Numbers, others: Numbers) -> Numbers:
     return among
 
 
-def _ranked(
-    values: Numbers, wanted: Numbers, most: int
-) -> tuple[Numbers, Numbers, int]:
-    """Both as numbers from 0 to below the third, alike where they were; -1 for others.
+class _Ranks:
+    """Some numbers as those from 0 to below ``count``, alike where they were.
 
-    Those of ``values`` may have holes between them if ``most`` are no more.
+    With holes between them if ``most`` are no more.
     """
-    low, high = int(values.min()), int(values.max())
-    if high - low < most:
-        among = (wanted >= low) & (wanted <= high)
-        # What is not among them may be so far away that its difference overflows.
-        ranks = np.where(among, wanted.astype(np.int64) - low, -1)
-        return values.astype(np.int64) - low, ranks, high - low + 1
-    each = ascending(values)
-    at = np.minimum(np.searchsorted(each, wanted), len(each) - 1)
-    ranks = np.where(each[at] == wanted, at, -1)
-    return np.searchsorted(each, values), ranks, len(each)
+
+    def __init__(self, values: Numbers, most: int) -> None:
+        self._low = int(values.min())
+        self._each: Numbers | None = None
+        self.count = int(values.max()) - self._low + 1
+        if self.count > most:
+            self._each = ascending(values)
+            self.count = len(self._each)
+
+    def of(self, wanted: Numbers) -> Numbers:
+        """The ranks of these, -1 for numbers that aren't among them."""
+        if self._each is None:
+            # What is not among them may be so far away that its difference overflows.
+            among = (wanted >= self._low) & (wanted <= self._low + self.count - 1)
+            return np.where(among, wanted.astype(np.int64) - self._low, -1)
+        at = np.minimum(np.searchsorted(self._each, wanted), self.count - 1)
+        return np.where(self._each[at] == wanted, at, -1)
 
 
 def with_first(frame: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:

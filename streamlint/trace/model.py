@@ -25,7 +25,7 @@ from streamlint.once import Kept, once
 from streamlint.settings import DEFAULTS, Settings, Threshold
 from streamlint.trace.calls import GPU_WORK, HOST_WAITS, describe_names
 from streamlint.trace.capture import Capture, read_capture
-from streamlint.trace.lookup import first_rows, with_first
+from streamlint.trace.lookup import first_rows, pid_of, with_first
 from streamlint.trace.part import CHOSEN_FROM, NOTHING, LeftOut, Part, part_of
 from streamlint.trace.reader import ExportFile, Unavailable
 from streamlint.trace.stacks import (
@@ -1153,7 +1153,7 @@ class Trace:
             frame = frame.with_columns(
                 pl.col("global_pid").fill_null(self._only_pid << 24)
             )
-        frame = frame.with_columns(*_pid_of("global_pid")).drop("global_pid")
+        frame = frame.with_columns(pid_of("global_pid")).drop("global_pid")
         if frame.height:
             self._loaded.put(name, frame)  # not twice in memory
         return frame
@@ -1173,12 +1173,8 @@ _NVTX_RANGE_SCHEMA = schema(
 )
 
 
-def _pid_of(column: str) -> list[pl.Expr]:
-    return [((pl.col(column) // 2**24) % 2**24).cast(pl.Int32).alias("pid")]
-
-
 def _split(column: str) -> list[pl.Expr]:
-    return [*_pid_of(column), (pl.col(column) % 2**24).cast(pl.Int32).alias("tid")]
+    return [pid_of(column), (pl.col(column) % 2**24).cast(pl.Int32).alias("tid")]
 
 
 def _word(text: str) -> pl.Expr:

@@ -18,12 +18,11 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 import polars.selectors as cs
-from numpy.typing import NDArray
 
 from streamlint.arrays import as_series
 from streamlint.intervals import Bools, Int64
 from streamlint.trace.calls import GPU_WORK, L2_CALLS, call_kind, plain_name
-from streamlint.trace.lookup import first_rows
+from streamlint.trace.lookup import first_rows, pid_of
 from streamlint.trace.pages import Chosen
 from streamlint.trace.reader import ExportFile, usable_times
 from streamlint.trace.tables import BACKTRACE_EVENT_CLASS, MIGRATION_COPY_KINDS, TABLES
@@ -44,7 +43,7 @@ START_UP_HOLE = 100
 """A hole of this many ids is the start-up."""
 _SHOWN = 5
 """Launches of each kind that stay as evidence of how they were recorded."""
-_SLICE, _SPREAD = 1 << 20, 8
+_SLICE = 1 << 20
 _OPS = ("kernels", "memcpys", "memsets", "graph_traces")
 CHOSEN_FROM = ("runtime_calls", *_OPS)
 """Tables of which a part is read; the others are read whole."""
@@ -191,7 +190,7 @@ def _calls(
         usable = timed & found["correlation_id"].is_not_null().to_numpy()
         rows = found.select_seq(
             pl.int_range(first, first + found.height, dtype=pl.Int64).alias("row"),
-            *_pid_of("global_tid"),
+            pid_of("global_tid"),
             (pl.col("global_tid") % 2**24).cast(pl.Int32).alias("tid"),
             *("correlation_id", "start_ns", "end_ns"),
             as_series(kind, "kind"),
@@ -224,7 +223,7 @@ def _calls(
     if twice.any():
         keys = rows.select(*_KEY, "copy")
         calls, copies = keys.filter(~pl.col("copy")), keys.filter("copy")
-        twice[twice] = _Finder(calls).rows(copies) >= 0
+        twice[twice] = first_rows(calls, copies) >= 0
     rows = rows.with_columns(as_series(twice, "twice"))
     return _Scanned(rows, {table.name: stored}, others)
 
@@ -285,7 +284,7 @@ def _work_of(number: int, found: pl.DataFrame, first: int) -> pl.DataFrame:
         pageable = pl.col("dst_kind").eq_missing(_PAGEABLE)
     program = pl.coalesce(node // 2**32, program)
     return found.select_seq(
-        *_pid_of("global_pid"),
+        pid_of("global_pid"),
         *("device_id", "stream_id", "correlation_id", "start_ns", "end_ns"),
         pl.lit(number, dtype=pl.Int8).alias("table"),
         as_series(timed, "timed"),
@@ -310,12 +309,8 @@ def _records(file: ExportFile) -> pl.DataFrame:
     scanned = file.scan("event_records", key, lambda found, _: found)
     frames = [] if scanned is None else scanned[0]
     nothing = pl.DataFrame(schema={"pid": pl.Int32, "correlation_id": pl.Int64})
-    ids = [found.select(*_pid_of("global_pid"), "correlation_id") for found in frames]
+    ids = [found.select(pid_of("global_pid"), "correlation_id") for found in frames]
     return pl.concat([nothing, *ids])
-
-
-def _pid_of(column: str) -> list[pl.Expr]:
-    return [((pl.col(column) // 2**24) % 2**24).cast(pl.Int32).alias("pid")]
 
 
 # What is read of it ---------------------------------------------------------------
@@ -343,13 +338,13 @@ class _Choice:
         if not self.calls["start_ns"].is_sorted():
             launches = launches.sort("start_ns", "end_ns", maintain_order=True)
         keys = launches.select("call", *_KEY).collect()
-        first = _Finder(keys).rows(keys) == np.arange(keys.height, dtype=np.int32)
+        first = first_rows(keys, keys) == np.arange(keys.height, dtype=np.int32)
         self.launches = keys if first.all() else keys.filter(as_series(first))
         keys = self.launches
         ops = work.rows.with_row_index("op")
         if not ops["usable"].all():
             ops = ops.filter("usable")
-        by = as_series(_Finder(keys).rows(ops))
+        by = as_series(first_rows(keys, ops))
         by = keys["call"].gather(by.set(by < 0, None))
         called = self.calls.select_seq(
             pl.col("tid").gather(by),
@@ -365,7 +360,7 @@ class _Choice:
                 pl.coalesce("issue_ns", "start_ns").alias("issue_ns"),
             )
         )
-        self.made = _Finder(self.ops).rows(keys)
+        self.made = first_rows(self.ops, keys)
         """For each launch its first operation, or -1."""
 
     def _forget_times(self) -> None:
@@ -507,7 +502,7 @@ class _Choice:
         # With a call all rows of its id, with work its call, and the other way round.
         work = self.scanned_work.rows.select(_KEY).filter(as_series(ops))
         ids = pl.concat([self.calls.select(_KEY).filter(as_series(kept)), work])
-        kept |= _Finder(ids.unique()).rows(self.calls) >= 0
+        kept |= first_rows(ids.unique(), self.calls) >= 0
         called = self.made[kept[launches] & (self.made >= 0)]
         ops[self.ops["op"].to_numpy()[called]] = True
         return kept
@@ -588,46 +583,6 @@ class _Choice:
             ids = ids[ids > 0]
             ids.sort(kind="stable")
             found[pid] = unrecorded_ids(ids)
-        return found
-
-
-class _Finder:
-    """Finds first rows by pid and correlation id, as `first_rows`, slice by slice."""
-
-    def __init__(self, frame: pl.DataFrame) -> None:
-        self._frame = frame.select(_KEY)
-        self._tables: dict[int, tuple[int, NDArray[np.int32]]] | None = {}
-        known = frame["correlation_id"].is_not_null().to_numpy()
-        pids, ids = frame["pid"].to_numpy(), frame["correlation_id"].fill_null(0)
-        for pid in frame["pid"].unique():
-            rows = np.flatnonzero(known & (pids == pid)).astype(np.int32)
-            if not len(rows):
-                continue
-            own = ids.to_numpy()[rows]
-            low, high = int(own.min()), int(own.max())
-            if high - low > _SPREAD * len(rows):
-                self._tables = None
-                return
-            first = np.full(high - low + 1, -1, np.int32)
-            first[(own - low)[::-1]] = rows[::-1]  # of several the last one set stays
-            self._tables[pid] = low, first
-
-    def rows(self, wanted: pl.DataFrame) -> NDArray[np.int32]:
-        """For each row of ``wanted`` the first one with its key, or -1."""
-        slices = wanted.select(_KEY).iter_slices(_SLICE)
-        found = [np.empty(0, np.int32), *map(self._rows, slices)]
-        return np.concatenate(found)
-
-    def _rows(self, wanted: pl.DataFrame) -> NDArray[np.int32]:
-        if self._tables is None:
-            return first_rows(self._frame, wanted).astype(np.int32)
-        found = np.full(wanted.height, -1, np.int32)
-        known = wanted["correlation_id"].is_not_null().to_numpy()
-        ids = wanted["correlation_id"].fill_null(0).to_numpy()
-        pids = wanted["pid"].to_numpy()
-        for pid, (low, first) in self._tables.items():
-            inside = (ids >= low) & (ids < low + len(first)) & known & (pids == pid)
-            found[inside] = first[ids[inside] - low]
         return found
 
 
